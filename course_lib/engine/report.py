@@ -1,0 +1,80 @@
+"""report.json: what a run's events add up to."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from course_lib.engine.runlog import Event, read_events
+
+
+def surviving_steps(events: list[Event]) -> dict[int, Event]:
+    """The step events that made the final weights, by step number: a replay by a newer generation wins.
+
+    Every rank logs each step; the lowest one's record stands for all.
+    """
+    steps: dict[int, Event] = {}
+    for event in events:
+        if event["event"] == "step":
+            old = steps.get(event["step"])
+            if old is None or (event["generation"], -event["rank"]) > (old["generation"], -old["rank"]):
+                steps[event["step"]] = event
+    return dict(sorted(steps.items()))
+
+
+def steps_replayed(events: list[Event]) -> int:
+    """How many times a step was done again because of a death."""
+    done = {(event["generation"], event["step"]) for event in events if event["event"] == "step"}
+    return len(done) - len({step for _, step in done})
+
+
+def recovery_seconds(events: list[Event]) -> list[float]:
+    """For each death, the time from the fault (else from the last step before it) to the first new step, in s."""
+    seconds = []
+    last_generation, last_step_t = None, 0.0
+    for event in events:
+        if event["event"] != "step":
+            continue
+        if last_generation is not None and event["generation"] > last_generation:
+            between = [e for e in events if last_step_t < e["t"] < event["t"]]
+            if not any(e["event"] == "stop_requested" for e in between):
+                faults = [e["t"] for e in between if e["event"] == "fault"]
+                seconds.append(round(event["t"] - min(faults, default=last_step_t), 3))
+        # A rank of the old generation can still log its last step after a peer has died.
+        if last_generation is None or event["generation"] >= last_generation:
+            last_generation, last_step_t = event["generation"], event["t"]
+    return seconds
+
+
+def summarize(events: list[Event]) -> dict[str, Any]:
+    """The part of a report that follows from the events alone.
+
+    `goodput` is the time of the steps that count, over the time from the first process's start to the last event.
+    """
+    steps = surviving_steps(events)
+    loaded = {e["generation"]: e["world_size"] for e in events if e["event"] == "snapshot_loaded"}
+    wall = events[-1]["t"] - min(e["t"] for e in events) if events else 0.0
+    return {
+        "steps": len(steps),
+        "generations": len(loaded),
+        "world_sizes": [loaded[generation] for generation in sorted(loaded)],
+        "steps_replayed": steps_replayed(events),
+        "recovery_seconds": recovery_seconds(events),
+        "goodput": round(sum(e["seconds"] for e in steps.values()) / wall, 4) if wall else 0.0,
+    }
+
+
+def write_report(run_dir: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    """Summarize the events in `run_dir`, add `extra`, and write report.json there; returns it.
+
+    A report that can't be written says so on stderr and costs nothing else.
+    """
+    log = read_events(run_dir)
+    report = summarize(log.events) | {"bad_lines": log.bad_lines} | extra
+    temporary = run_dir / ".report.json.tmp"
+    try:
+        temporary.write_text(json.dumps(report, indent=1) + "\n")
+        temporary.replace(run_dir / "report.json")
+    except OSError as error:
+        print(f"no report: {error}", file=sys.stderr, flush=True)
+    return report

@@ -1,0 +1,122 @@
+"""One JSON line per event, read by plots, reports and tests.
+
+Each process appends to a file of its own, because shared appends tear on network file systems. A line is one
+`write` call, so a process killed at any instant leaves whole lines, but for at most the last one.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class RunLog:
+    """The event log of this process.
+
+    Nothing is written before `open()`: until the ranks know that there is work to do, events wait in memory, so
+    that a run that is refused, or finished already, is left as it was. `current` is the process's newest log,
+    where the crash handler writes.
+    """
+
+    current: "RunLog | None" = None
+
+    def __init__(self, run_dir: str | Path | None) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.generation: int | None = None
+        self.last_step: int | None = None
+        self.path: Path | None = None
+        if run_dir is not None:
+            self.path = Path(run_dir) / "events" / f"{socket.gethostname()}-{os.getpid()}.jsonl"
+        self._waiting: list[str] = []
+        self._file: int | None = None
+        RunLog.current = self
+        self("process_start", t=process_start_time())
+        self("imported")
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Record `event` now, with `t` in Unix seconds and whatever fields it has."""
+        common = {"rank": self.rank, "world_size": self.world_size, "generation": self.generation}
+        if event == "step":
+            self.last_step = fields["step"]
+        if event in ("fault", "error"):
+            self.open()  # the process may not live to write it later
+        line = json.dumps({"t": time.time(), "event": event, **common, **fields}, allow_nan=True)
+        if self._file is None:
+            self._waiting.append(line)
+        else:
+            self._write(line)
+
+    def open(self) -> None:
+        """Create the file and write what has waited; from now on each event is on its way to disk at once."""
+        if self.path is None or self._file is not None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            # A pod keeps its host name and pid across restarts: don't continue a line that its last life tore.
+            waiting = [""] * (os.fstat(self._file).st_size > 0) + self._waiting
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._write("\n".join(waiting))
+        self._waiting.clear()
+
+    def _write(self, line: str) -> None:
+        try:
+            os.write(self._file or 0, (line + "\n").encode())
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A log that cannot be written costs nothing else: training goes on without it."""
+        print(f"rank {self.rank}: no event log any more: {error}", file=sys.stderr, flush=True)
+        self.path, self._waiting = None, []
+        self._file = os.open(os.devnull, os.O_WRONLY)
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of a run in the order of time, and how many lines could not be read."""
+
+    events: list[Event] = field(default_factory=list)
+    bad_lines: int = 0
+
+    def named(self, *names: str) -> list[Event]:
+        """The events of these kinds."""
+        return [event for event in self.events if event["event"] in names]
+
+
+def read_events(run_dir: str | Path) -> Events:
+    """Merge the files of all processes of the run in `run_dir`; bad lines are skipped anywhere and counted."""
+    events: list[Event] = []
+    bad = 0
+    for path in sorted((Path(run_dir) / "events").glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            if not line.strip():
+                continue
+            try:
+                event = json.loads(line)
+                float(event["t"]), str(event["event"])
+            except (ValueError, TypeError, KeyError):
+                bad += 1
+            else:
+                events.append(event)
+    # The sort is stable, so that events of one process with equal times keep their order.
+    return Events(sorted(events, key=lambda event: float(event["t"])), bad)
+
+
+def process_start_time() -> float:
+    """When this process began, in Unix seconds: from /proc on Linux, else now."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()

@@ -1,0 +1,57 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+
+
+def publish(path: Path, content: bytes, before_publish: Callable[[], None] | None = None) -> None:
+    """Write `content` so that `path` either holds all of it, durably, or does not exist.
+
+    The bytes go into a temporary file of the same directory (another file system could not be renamed from) and
+    are on the disk before the name is. Raises FileExistsError when `path` is taken, and leaves it as it is; other
+    OSErrors come from the disk. No temporary file stays behind, unless the process dies.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if before_publish is not None:
+            before_publish()
+        _link(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable; a new name is only in memory before."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give `source` the name `target` without replacing anything: a hard link, or a rename where there are none."""
+    try:
+        os.link(source, target)
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK) or sys.platform != "linux":
+            raise
+    renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    if renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(target))

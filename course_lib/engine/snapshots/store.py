@@ -1,0 +1,208 @@
+"""The directory of snapshots: what is there, what of it can be trusted, and one more."""
+
+import contextlib
+import hashlib
+import io
+import os
+import platform
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from course_lib.engine.errors import UsageError
+from course_lib.engine.snapshots.files import publish
+from course_lib.engine.snapshots.heartbeat import this_machine
+from course_lib.engine.snapshots.records import (
+    BadSnapshot,
+    Claim,
+    Manifest,
+    lineage,
+    parse_name,
+    seal,
+    unseal_claim,
+    unseal_manifest,
+)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one rank sees in its directory: claims, readable manifests, and names with the reason they are not."""
+
+    claims: tuple[Claim, ...]
+    manifests: tuple[Manifest, ...]
+    rejected: tuple[tuple[str, str], ...]
+
+    def generations(self) -> list[int]:
+        """The numbers that are taken, also by records that can't be read."""
+        known = [claim.generation for claim in self.claims] + [m.generation for m in self.manifests]
+        return known + [int(name.split("-")[1].split(".")[0]) for name, _ in self.rejected]
+
+
+class SnapshotStore:
+    """Snapshots of one run, in `run_dir`/snapshots.
+
+    A snapshot is a payload (`NAME.pt`) and a manifest (`NAME.json`), published in this order, each at once and
+    never over another. It exists when both are there, and is used when they match their digests and each other.
+    """
+
+    def __init__(self, run_dir: str | Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise UsageError(f"--keep must be at least 1, not {keep}")
+        self.directory = Path(run_dir) / "snapshots"
+        self.keep = keep
+        self._verified: set[str] = set()
+
+    def listing(self) -> Listing:
+        """What is in the directory now; reads manifests and claims, no payloads, and writes nothing."""
+        claims: list[Claim] = []
+        manifests: list[Manifest] = []
+        rejected: list[tuple[str, str]] = []
+        for path in sorted(self.directory.glob("gen-*.json")):
+            name = path.stem
+            if not re.fullmatch(r"gen-\d+(\.claim|-step-\d+)", name):
+                continue  # somebody's own file
+            try:
+                if name.endswith(".claim"):
+                    claims.append(unseal_claim(path.read_bytes()))
+                else:
+                    manifests.append(unseal_manifest(path.read_bytes(), name))
+            except (BadSnapshot, OSError) as error:
+                rejected.append((name, str(error)))
+        return Listing(tuple(claims), tuple(manifests), tuple(rejected))
+
+    def read(self, manifest: Manifest) -> bytes:
+        """The payload, after every byte of it has been checked; raises BadSnapshot."""
+        path = self.directory / f"{manifest.name}.pt"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BadSnapshot(f"{path.name} cannot be read: {error.strerror}") from None
+        if len(content) != manifest.bytes:
+            raise BadSnapshot(f"{path.name} has {len(content)} bytes instead of {manifest.bytes}")
+        if hashlib.sha256(content).hexdigest() != manifest.sha256:
+            raise BadSnapshot(f"{path.name} does not match its digest")
+        self._verified.add(manifest.name)
+        return content
+
+    def claim(self, generation: int, parent: str | None) -> Claim:
+        """Claim `generation`; raises FileExistsError when somebody has it, UsageError when nothing can be written."""
+        claim = Claim(generation, secrets.token_hex(16), parent, _run_id(), this_machine(), os.getpid())
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.record(claim)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the run directory {self.directory.parent} ({error.strerror}): "
+                "free it, or give another --run-dir"
+            ) from None
+        self._sweep(generation)
+        return claim
+
+    def _sweep(self, generation: int) -> None:
+        """Remove what dead generations left half done. One that still lives can no longer publish anything of use."""
+        for pattern in (".gen-*.tmp", "gen-*.beat"):
+            for path in self.directory.glob(pattern):
+                number = re.match(r"\.?gen-(\d+)", path.name)
+                if number is not None and int(number[1]) < generation:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def record(self, claim: Claim) -> None:
+        """Write a claim into this node's directory; on a shared disk it is there already."""
+        path = self.directory / f"{claim.name}.claim.json"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            publish(path, seal(claim))
+        except FileExistsError:
+            if unseal_claim(path.read_bytes()) != claim:
+                raise
+
+    def save(
+        self,
+        claim: Claim,
+        content: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int,
+        world_size: int,
+        config: Mapping[str, Any],
+        before_publish: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """Publish `content` (tensors and plain values) as the snapshot after `step` steps; OSErrors pass through."""
+        buffer = io.BytesIO()
+        torch.save(dict(content), buffer)
+        payload = buffer.getvalue()
+        manifest = Manifest(
+            step=step,
+            epoch=epoch,
+            generation=claim.generation,
+            token=claim.token,
+            parent=claim.parent,
+            sha256=hashlib.sha256(payload).hexdigest(),
+            bytes=len(payload),
+            world_size=world_size,
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+            machine={"host": claim.host, "cpu": cpu_model()},
+            config=dict(config),
+        )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        publish(self.directory / f"{manifest.name}.pt", payload, before_publish)
+        publish(self.directory / f"{manifest.name}.json", seal(manifest))
+        self._retire(claim)
+        return manifest
+
+    def _retire(self, claim: Claim) -> None:
+        """Remove what is older than the newest `keep` verified snapshots of the line.
+
+        Only the newest generation removes anything: an older one that wakes up sees the newer claim and keeps its
+        hands off. The list is made before that look, so whatever it removes is older than what anybody has grown
+        from: a newer generation starts from the newest good snapshot, and `keep` of those stay.
+        """
+        seen = self.listing()
+        line = lineage(seen.claims, seen.manifests)
+        # A manifest that could not be read just now may be readable the next time.
+        kept, good = {name for name, _ in seen.rejected}, 0
+        for manifest in line:
+            if good < self.keep:
+                kept.add(manifest.name)
+                good += self._is_good(manifest)
+        if good == 0 or max(self.listing().claims, key=lambda c: c.generation) != claim:
+            return
+        for path in sorted(self.directory.glob("gen-*-step-*")):
+            place = parse_name(path.stem)
+            # An older generation's payload whose manifest never came is left over from its death.
+            if place is not None and path.stem not in kept and place[0] <= claim.generation:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _is_good(self, manifest: Manifest) -> bool:
+        """Whether a snapshot is sound; each is read once by a process, then remembered."""
+        if manifest.name not in self._verified:
+            with contextlib.suppress(BadSnapshot):
+                self.read(manifest)
+        return manifest.name in self._verified
+
+
+def open_payload(content: bytes) -> dict[str, Any]:
+    """The state in a payload's bytes, on the CPU, by the loader that runs no code."""
+    return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+
+
+def cpu_model() -> str:
+    """The processor's name: bit-equality is claimed on one type of CPU only."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _run_id() -> str:
+    return os.environ.get("TORCHELASTIC_RUN_ID", "none")

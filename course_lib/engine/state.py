@@ -1,0 +1,164 @@
+"""TrainState: everything that a snapshot must hold of a training job."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from course_lib.engine.errors import UsageError
+from course_lib.engine.tree import all_finite, digest, portable
+
+
+class Stateful(Protocol):
+    """What can be saved and restored: a module, an optimizer, an average, a best metric."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Best:
+    """The best value of a metric so far. It belongs into the snapshot, or a resume forgets it.
+
+    >>> best = Best()
+    >>> best.update(0.0), best.update(-1.0), best.value
+    (True, False, 0.0)
+    """
+
+    def __init__(self, larger_is_better: bool = True) -> None:
+        self.value: float | None = None
+        self._sign = 1 if larger_is_better else -1
+
+    def update(self, value: float) -> bool:
+        """Whether `value` is a new best; a NaN never is."""
+        better = self.value is None or self._sign * value > self._sign * self.value
+        if better and value == value:
+            self.value = float(value)
+            return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["value"]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, so that a snapshot's keys never carry a wrapper's `module.`."""
+    while isinstance(model, (DataParallel, DistributedDataParallel)):
+        model = model.module
+    return model
+
+
+class TrainState:
+    """The parts of a training job that change from step to step and must survive.
+
+    `extra` names whatever else has a state: an average of the weights, a best metric, a second optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scaler = scaler
+        self.extra = dict(extra or {})
+        self._configured_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without its parallel wrapper."""
+        return unwrap(self.model)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next optimizer step will use, of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _parts(self) -> dict[str, Stateful]:
+        parts: dict[str, Stateful] = {"model": self.module, "optimizer": self.optimizer}
+        if self.scheduler is not None:
+            parts["scheduler"] = self.scheduler
+        if self.scaler is not None:
+            parts["scaler"] = self.scaler
+        return parts | {f"extra.{name}": part for name, part in self.extra.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors (on the CPU; those that are there already share memory) and plain values, by part."""
+        state = {name: portable(part.state_dict(), name) for name, part in self._parts().items()}
+        return state | {"configured_lrs": list(self._configured_lrs)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Restore every part and return what was changed on the way, a sentence each.
+
+        Raises UsageError, and changes nothing, when a part is missing in `state` or has no place here.
+        """
+        parts = self._parts()
+        _same_keys(set(state) - {"configured_lrs"}, set(parts), "")
+        _same_keys(set(state["model"]), set(self.module.state_dict()), "model.")
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        return self._apply_configured_lrs(state["configured_lrs"])
+
+    def _apply_configured_lrs(self, saved: list[float]) -> list[str]:
+        """A learning rate may be changed at a resume: scale the restored one, so that the schedule keeps its shape."""
+        changes = []
+        for i, (old, new) in enumerate(zip(saved, self._configured_lrs, strict=True)):
+            if old != new and old > 0:
+                group = self.optimizer.param_groups[i]
+                group["lr"] *= new / old
+                if "initial_lr" in group:
+                    group["initial_lr"] = new
+                for scheduler in _flat(self.scheduler):
+                    scheduler.base_lrs[i] = new
+                changes.append(f"learning rate {old:g} -> {new:g}")
+        return changes
+
+    def broadcast_buffers(self) -> None:
+        """Give every rank the buffers of rank 0: after a step they differ, as each saw other samples."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def weights_digest(self) -> str:
+        """SHA-256 of the parameters and buffers."""
+        return digest(self.module.state_dict())
+
+    def replica_digest(self) -> str:
+        """SHA-256 of the parameters alone, which must be the same on every rank at any time."""
+        return digest(dict(self.module.named_parameters()))
+
+    def optimizer_digest(self) -> str:
+        """SHA-256 of the optimizer's state."""
+        return digest(self.optimizer.state_dict())
+
+    def is_finite(self) -> bool:
+        """Whether weights, buffers and optimizer state hold no NaN and no infinity."""
+        return all_finite({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+
+def _same_keys(saved: set[str], here: set[str], prefix: str) -> None:
+    missing, unknown = sorted(here - saved), sorted(saved - here)
+    if missing or unknown:
+        words = [f"lacks {prefix}{key}" for key in missing[:3]] + [f"has {prefix}{key}" for key in unknown[:3]]
+        raise UsageError(
+            f"the snapshot is not of this job: it {', '.join(words)}; use another --run-dir or the job's own options"
+        )
+
+
+def _flat(scheduler: Any) -> list[Any]:
+    """A scheduler and those inside it that hold base learning rates."""
+    if scheduler is None:
+        return []
+    inner = [leaf for part in getattr(scheduler, "_schedulers", []) for leaf in _flat(part)]
+    return inner + [scheduler] * hasattr(scheduler, "base_lrs")

@@ -1,0 +1,149 @@
+"""One optimizer step as the training loop sees it: its micro-batches, their weights, and what they add up to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from course_lib.engine.feed import feed, seed_everything
+from course_lib.engine.order import Plan, Position, pieces, share
+from course_lib.engine.tree import map_tensors
+from course_lib.engine.world import World
+
+
+class MicroBatch:
+    """A part of this rank's share that goes through the model at once.
+
+    `data` is what the loader collated, on the rank's device. `count` is the number of samples in it, 0 for the
+    stand-in that a rank without a share gets, so that all ranks take part in each collective. `weight` turns the
+    mean loss of this micro-batch into its part of the global batch's mean, after DDP has averaged over the ranks.
+    """
+
+    def __init__(self, data: Any, count: int, weight: float, step: "Step") -> None:
+        self.data = data
+        self.count = count
+        self.weight = weight
+        self._step = step
+
+    def backward(self, loss: torch.Tensor, **sums: torch.Tensor | float) -> None:
+        """Backpropagate the mean loss of this micro-batch, weighted, and add up what the logs show.
+
+        `sums` are totals over the micro-batch's samples, such as `correct`; use the same names in every step.
+        """
+        scaled = loss * self.weight
+        scaler = self._step.scaler
+        (scaler.scale(scaled) if scaler is not None else scaled).backward()  # type: ignore[no-untyped-call]
+        self.add(loss=loss.detach() * self.count, **sums)
+
+    def add(self, **sums: torch.Tensor | float) -> None:
+        """Add totals over this micro-batch's samples to the step's; for loops that do their own backward."""
+        for name, value in sums.items():
+            # A stand-in's values count for nothing, not even when they are NaN.
+            self._step.totals[name] = self._step.totals.get(name, 0.0) + (float(value) if self.count else 0.0)
+
+
+@dataclass
+class Step:
+    """The step at hand. Iterate over it to get its micro-batches (one, unless `max_local_batch` splits the share).
+
+    `number` counts the run's steps from 0, `samples` is the half-open interval of the epoch's order that the step
+    consumes over all ranks, `warmup` marks the throw-away step at a process's start, whose effects are undone.
+    """
+
+    number: int
+    epoch: int
+    samples: tuple[int, int]
+    last_of_epoch: bool
+    model: nn.Module
+    world: World
+    seed: int
+    batches: list[Any]
+    counts: list[int]
+    scaler: torch.amp.GradScaler | None = None
+    warmup: bool = False
+    totals: dict[str, float] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        self.totals.clear()
+        size = self.samples[1] - self.samples[0]
+        template = self._template() if size < self.world.world_size else None
+        for i, (data, count) in enumerate(zip(self.batches, self.counts, strict=True)):
+            data = self._on_device(data if count else template)
+            weight = count * self.world.world_size / size
+            # Dropout has no generator to pass: it draws after a seed that only depends on where we are.
+            seed_everything(self.seed, self.number, self.world.rank, i)
+            last = i == len(self.batches) - 1
+            with _few_samples(self.model, count), _sync(self.model, last):
+                yield MicroBatch(data, count, weight, self)
+
+    def _template(self) -> Any:
+        """One of rank 0's samples, for the ranks whose share of a small step is empty."""
+        return self.world.broadcast(map_tensors(self.batches[0], lambda tensor: tensor[:1]))
+
+    def _on_device(self, data: Any) -> Any:
+        device = self.world.device
+        moved = map_tensors(data, lambda tensor: tensor.to(device, non_blocking=True))
+        # The warm-up's loop body may change its input in place, and the same batch comes once more.
+        return map_tensors(moved, torch.clone) if self.warmup else moved
+
+
+def steps_from(
+    at: Position,
+    epochs: int,
+    dataset: Dataset[Any],
+    plan: Plan,
+    world: World,
+    model: nn.Module,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    max_local_batch: int | None = None,
+    **loading: Any,
+) -> Iterator[Step]:
+    """The steps of this rank from `at` to the end of epoch `epochs` - 1; `loading` goes to `feed`.
+
+    It saves nothing and resumes nothing: that is the Trainer's part.
+    """
+    batches = feed(dataset, plan, at, epochs, world, max_local_batch=max_local_batch, **loading)
+    while at.epoch < epochs:
+        if plan.epoch_done(at):
+            at = plan.next_epoch(at)
+            continue
+        samples = plan.batch(at)
+        cuts = pieces(*share(*samples, world.rank, world.world_size), max_local_batch)
+        yield Step(
+            number=at.step,
+            epoch=at.epoch,
+            samples=samples,
+            last_of_epoch=samples[1] == plan.samples,
+            model=model,
+            world=world,
+            seed=plan.seed,
+            batches=[next(batches) for _ in cuts],
+            counts=[high - low for low, high in cuts],
+            scaler=scaler,
+        )
+        at = plan.after_step(at)
+
+
+@contextmanager
+def _few_samples(model: nn.Module, count: int) -> Iterator[None]:
+    """With fewer than two samples there are no batch statistics: use the running ones."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    if count >= 2 or not norms:
+        yield
+        return
+    for norm in norms:
+        norm.eval()
+    yield
+    for norm in norms:
+        norm.train()
+
+
+def _sync(model: nn.Module, last: bool) -> Any:
+    """DDP sums the gradients once a step, in the last micro-batch's backward."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()

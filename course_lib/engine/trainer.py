@@ -1,0 +1,255 @@
+"""Trainer.steps(): the loop's iterator, which resumes, saves and stops."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from course_lib.engine.errors import NonFiniteError, Preempted, SnapshotError
+from course_lib.engine.keeper import Hook, Keeper, Progress
+from course_lib.engine.order import Plan
+from course_lib.engine.report import write_report
+from course_lib.engine.runlog import RunLog
+from course_lib.engine.snapshots import SnapshotStore
+from course_lib.engine.state import TrainState
+from course_lib.engine.step import Step, steps_from
+from course_lib.engine.world import World, shared
+
+
+class Trainer:
+    """Runs a training job that survives the death of its processes.
+
+    Iterate over `steps()` and write the loop's body yourself, or call `fit`. `identity` holds what a resumed run
+    must share with the snapshot (a difference is refused), `settings` what may change (a change is logged).
+    `evaluate` is called on all ranks after each epoch and returns the epoch's metrics; it is called again when a
+    process dies in it. `hook(point, step)` is called at the points load, warmup, data, snapshot and eval.
+    `snapshot_every` counts steps, `keep` snapshots; `strict` makes a snapshot that fails fatal.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        state: TrainState,
+        dataset: Dataset[Any],
+        run_dir: str | Path,
+        *,
+        epochs: int,
+        global_batch_size: int,
+        seed: int = 0,
+        snapshot_every: int = 100,
+        keep: int = 3,
+        strict: bool = False,
+        num_workers: int = 0,
+        max_local_batch: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        identity: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
+        log: RunLog | None = None,
+        hook: Hook = lambda point, step: None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.state = state
+        self.plan = Plan(len(dataset), global_batch_size, seed)  # type: ignore[arg-type]  # map-style: it has a length
+        self.run_dir = Path(run_dir)
+        self.epochs = epochs
+        self.log = log or RunLog(run_dir)
+        self.log("group_ready")
+        self.progress = Progress()
+        self._snapshot_every = snapshot_every
+        self._steps_from = partial(
+            steps_from,
+            dataset=dataset,
+            plan=self.plan,
+            world=world,
+            model=state.model,
+            scaler=state.scaler,
+            num_workers=num_workers,
+            max_local_batch=max_local_batch,
+            collate=collate,
+        )
+        self._evaluate = evaluate
+        self._hook = hook
+        self._say = say if world.rank == 0 else lambda text: None
+        self._last_lr = state.lr
+        store = SnapshotStore(run_dir, keep)
+        self._keeper = Keeper(
+            world,
+            state,
+            self.plan,
+            store,
+            self.log,
+            hook,
+            strict=strict,
+            identity=identity or {},
+            settings={"epochs": epochs, "snapshot_every": snapshot_every} | dict(settings or {}),
+        )
+
+    @property
+    def world(self) -> World:
+        """The World, with the run's generation once `steps()` has begun."""
+        return self._keeper.world
+
+    def fit(self, loss: Callable[[Any], torch.Tensor], max_norm: float | None = None) -> None:
+        """The loop over `steps()` that most jobs need; `loss(data)` is the mean loss of a micro-batch."""
+        optimizer, scheduler, scaler = self.state.optimizer, self.state.scheduler, self.state.scaler
+        for step in self.steps():
+            optimizer.zero_grad()
+            for batch in step:
+                batch.backward(loss(batch.data))
+            if max_norm is not None:
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(self.state.model.parameters(), max_norm)
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step that is still to do; its effects count once the loop's body has come back for the next.
+
+        It resumes from the newest good snapshot first, and begins with one throw-away step whose effects on the
+        model, the optimizer and everything in the TrainState are undone. Raises Preempted after a clean stop,
+        UsageError when the run directory or its snapshots cannot be used, NonFiniteError when the loss is NaN.
+        """
+        progress = self._keeper.resume(self.epochs, self._say)
+        if progress is None:
+            return
+        self.progress = progress
+        self.world.stop.start()
+        self.world.stop.armed = True
+        with closing(self._keeper):
+            yield from self._remaining_steps()
+            self._finish()
+        self.world.stop.armed = False
+
+    def _remaining_steps(self) -> Iterator[Step]:
+        steps: Iterator[Step] | None = None
+        while (at := self.progress.position).epoch < self.epochs:
+            if not self.plan.epoch_done(at):
+                if steps is None:
+                    steps = self._steps_from(at, self.epochs)
+                    step = next(steps)
+                    yield from self._keeper.warm_up(step)
+                else:
+                    step = next(steps)
+                self._hook("data", step.number)
+                started, self._last_lr = time.monotonic(), self.state.lr
+                yield step
+                self._after_step(step, started)
+            if self.plan.epoch_done(self.progress.position):
+                self._after_epoch()
+
+    def _after_step(self, step: Step, started: float) -> None:
+        """Agree on what the step was, advance, log it, and save or stop when that is due."""
+        names = sorted(step.totals)
+        size = step.samples[1] - step.samples[0]
+        sums = self.world.sum([*(step.totals[name] for name in names), *self._stop_votes()])
+        totals = dict(zip(names, sums, strict=False)) | {"samples": float(size)}
+        means = {name: totals[name] / size for name in names}
+        self._check_finite(step, means.get("loss", 0.0))
+        running = self.progress.running
+        running.update({name: running.get(name, 0.0) + total for name, total in totals.items()})
+        self.progress.position = self.plan.after_step(self.progress.position)
+        self.log(
+            "step",
+            step=step.number,
+            epoch=step.epoch,
+            samples=list(step.samples),
+            lr=self._last_lr,
+            seconds=time.monotonic() - started,
+            **means,
+        )
+        # The last step's snapshot waits for the evaluation, so that a finished run is one that was evaluated.
+        if not (step.last_of_epoch and step.epoch == self.epochs - 1):
+            if self.progress.position.step % self._snapshot_every == 0:
+                self._keeper.save(self.progress)
+            self._stop_if_asked(*sums[-2:])
+
+    def _check_finite(self, step: Step, loss: float) -> None:
+        """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
+        if math.isfinite(loss) or (self.state.scaler is not None and self.state.is_finite()):
+            return
+        low, high = step.samples
+        raise shared(
+            NonFiniteError(
+                f"the loss of step {step.number} is {loss} (samples {low} to {high - 1} of epoch {step.epoch}'s "
+                "order): training stops, and nothing was snapshotted after it"
+            )
+        )
+
+    def _after_epoch(self) -> None:
+        """Evaluate, print, and go on to the next epoch; a resume in between evaluates again, and trains nothing."""
+        position, running = self.progress.position, self.progress.running
+        self._hook("eval", position.step)
+        self.state.broadcast_buffers()
+        metrics = dict(self._evaluate()) if self._evaluate is not None else {}
+        samples = running.pop("samples", 1.0)
+        metrics = {f"train_{name}": total / samples for name, total in running.items()} | metrics
+        record = {"epoch": position.epoch, "steps": self.plan.steps_per_epoch, "lr": self._last_lr, **metrics}
+        self.log("epoch", step=position.step, **record)
+        self._say(epoch_line(record, self.epochs, self.plan.global_batch_size))
+        self.progress = Progress(self.plan.next_epoch(position), [*self.progress.history, record], {})
+        if position.epoch + 1 == self.epochs:
+            self._keeper.save(self.progress)
+        else:
+            self._stop_if_asked(*self.world.sum(self._stop_votes()))
+
+    def _stop_votes(self) -> list[float]:
+        """Whether this rank was asked to stop, and whether its agent asked."""
+        stop = self.world.stop
+        return [float(stop.requested is not None), float(stop.from_agent)]
+
+    def _stop_if_asked(self, asked: float, by_agent: float) -> None:
+        """Leave in order when any rank was asked to: all are here, at the same step, and publish a snapshot."""
+        if asked == 0:
+            return
+        self._keeper.save(self.progress)
+        steps = self.progress.position.step
+        self.log("stop_requested", step=steps)
+        if self._keeper.saved_step != steps:
+            raise shared(SnapshotError(f"asked to stop after {steps} steps, but no snapshot could be published"))
+        raise shared(
+            Preempted(
+                f"stopped as asked after {steps} steps, with a snapshot: the same command goes on from there",
+                tell_agent=by_agent < asked,
+            )
+        )
+
+    def _finish(self) -> None:
+        if self._keeper.saved_step != self.progress.position.step:
+            raise shared(SnapshotError("training is done, but its last snapshot could not be published"))
+        self.log("finish", step=self.progress.position.step)
+        self.world.gather(None)  # all ranks' events are written before rank 0 reads them
+        if self.world.rank == 0:
+            history = self.progress.history
+            accuracy = history[-1].get("test_accuracy") if history else None
+            report = write_report(
+                self.run_dir,
+                {
+                    "epochs": len(history),
+                    "test_accuracy": accuracy,
+                    "weights_sha256": self.state.weights_digest(),
+                    "optimizer_sha256": self.state.optimizer_digest(),
+                },
+            )
+            self._say(f"finished after {report['steps']} steps: {self.run_dir / 'report.json'}")
+
+
+def epoch_line(record: Mapping[str, Any], epochs: int, global_batch_size: int) -> str:
+    """The line that rank 0 prints for an epoch; `lr` is the one that its last step used."""
+    rest = (f"{name} {value:.4f}" for name, value in record.items() if name not in ("epoch", "steps", "lr"))
+    return (
+        f"rank 0 | epoch {record['epoch'] + 1}/{epochs} | global batch {global_batch_size} | "
+        f"{record['steps']} steps | lr {record['lr']:.4g} | " + " | ".join(rest)
+    )

@@ -1,0 +1,91 @@
+"""Nested containers of tensors: moved, digested, and made fit for the safe loader."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nest of dicts, lists and tuples with `change` applied to each tensor."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_tensors(value, change) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(value, change) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(value, change) for value in tree)
+    return tree
+
+
+def leaves(tree: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The (name, value) pairs at the ends of the nest, sorted by name, names joined by dots."""
+    if isinstance(tree, Mapping):
+        pairs: Any = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        pairs = enumerate(tree)
+    else:
+        return [(name, tree)]
+    found = [leaf for key, value in pairs for leaf in leaves(value, f"{name}.{key}" if name else str(key))]
+    return sorted(found, key=lambda leaf: leaf[0])
+
+
+def digest(tree: Any) -> str:
+    """SHA-256 in hex over the sorted name, dtype, shape and bytes of each leaf; other leaves count by `repr`."""
+    hasher = hashlib.sha256()
+    for name, value in leaves(tree):
+        if isinstance(value, torch.Tensor):
+            hasher.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            # A view as bytes, since numpy has no bfloat16.
+            hasher.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        else:
+            hasher.update(f"{name} {value!r}\n".encode())
+    return hasher.hexdigest()
+
+
+def all_finite(tree: Any) -> bool:
+    """Whether no floating-point tensor in the nest holds a NaN or an infinity."""
+    tensors = [value for _, value in leaves(tree) if isinstance(value, torch.Tensor)]
+    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point() or t.is_complex())
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+def portable(tree: Any, name: str) -> Any:
+    """What `torch.load(weights_only=True)` opens again: converted where nothing is lost, refused otherwise.
+
+    numpy scalars become Python numbers, numpy arrays tensors, paths strings, data classes and mappings dicts.
+    Raises TypeError at the time of the save, naming the key, for anything that the safe loader would refuse.
+    """
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().cpu()
+    if isinstance(tree, np.generic):
+        return portable(tree.item(), name)
+    if isinstance(tree, np.ndarray) and tree.dtype != object:
+        return torch.from_numpy(tree.copy())
+    if isinstance(tree, PurePath):
+        return str(tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return portable(asdict(tree), name)
+    if isinstance(tree, Mapping):
+        plain = {portable(key, name): portable(value, f"{name}.{key}") for key, value in tree.items()}
+        return Counter(plain) if isinstance(tree, Counter) else plain  # MultiStepLR keeps its milestones in one
+    if isinstance(tree, (list, tuple)):
+        parts = [portable(value, f"{name}.{i}") for i, value in enumerate(tree)]
+        return tuple(parts) if isinstance(tree, tuple) else parts
+    if type(tree) in _PLAIN:
+        return tree
+    if isinstance(tree, (set, frozenset)):
+        return {portable(value, name) for value in tree}
+    raise TypeError(
+        f"{name} is a {type(tree).__module__}.{type(tree).__qualname__}, which a snapshot cannot hold safely: "
+        "keep it as numbers, strings, tensors, lists or dicts"
+    )

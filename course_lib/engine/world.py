@@ -1,0 +1,181 @@
+"""The process group: one context manager for torchrun, for spawned processes and for a plain `python script.py`."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from course_lib.engine.errors import PeerLost, UsageError
+from course_lib.engine.place import Place, choose_device, find_place, limit_threads
+from course_lib.engine.roster import agree_on_name, wait_for_port
+from course_lib.engine.watchdog import StopWatch, die_with_parent
+
+T = TypeVar("T")
+
+# What gloo and NCCL say when the other end of a connection is gone; torch gives them no type of their own.
+_PEER_LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "timeout", "Socket")
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among its peers.
+
+    `device` is where its tensors live; `generation` numbers the incarnations of a run's process group and is None
+    until the ranks have agreed on it. The methods are collectives: every rank calls them in the same order.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    generation: int | None = None
+    stop: StopWatch = field(default_factory=StopWatch, repr=False, compare=False)
+
+    def gather(self, value: T) -> list[T]:
+        """The picklable `value` of every rank, in rank order, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The picklable `value` of rank `source`, on every rank."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=source, device=torch.device("cpu"))
+        return box[0]
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Elementwise float64 sums over the ranks, on every rank."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Run `action` on every rank; when it fails on any, raise the first failure on all of them.
+
+        Without it, the rank that failed leaves and the others wait for it until the collective timeout.
+        """
+        result: T | None = None
+        mine: tuple[bool, str] | None = None
+        cause: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:
+            usage = isinstance(error, UsageError)
+            mine = usage, str(error) if usage else f"rank {self.rank}: {type(error).__name__}: {error}"
+            cause = error
+        failures = [failure for failure in self.gather(mine) if failure is not None]
+        if failures:
+            usage, text = failures[0]
+            raise shared(UsageError(text) if usage else RuntimeError(text)) from cause
+        return result  # type: ignore[return-value]  # no failure anywhere, so action() returned its T here
+
+
+def shared(error: Exception) -> Exception:
+    """Mark an error that every rank raises at the same point, so that the group can end in order."""
+    error.everywhere = True  # type: ignore[attr-defined]
+    return error
+
+
+@contextmanager
+def open_world(
+    device: str = "auto",
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    master: tuple[str, int] | None = None,
+    collective_timeout_s: float = 60.0,
+    start_timeout_s: float = 300.0,
+    prepare: Callable[[], object] | None = None,
+    say: Callable[[str], None] = print,
+) -> Iterator[World]:
+    """Join the process group, yield the World, and leave in order.
+
+    Under torchrun the environment says who this process is; without it the process is a world of its own.
+    A process started by `mp.spawn` passes `rank`, `world_size` and `master`, the address of a TCPStore that its
+    parent serves. `device` is auto, cpu or cuda. `prepare` runs before the group exists, so that a slow download
+    is not bounded by `collective_timeout_s`; its failure on one rank is raised on all.
+    Raises UsageError when the environment or the device makes no sense, RuntimeError when the group does not
+    form within `start_timeout_s` seconds, and PeerLost for a peer that goes away later.
+    """
+    place = find_place(rank, world_size, master)
+    chosen, why = choose_device(device, place.local_rank, place.local_world_size)
+    failure = _try(prepare)
+    world = World(place.rank, place.local_rank, place.world_size, chosen)
+    limit_threads(place.local_world_size)
+    if place.under_torchrun:
+        die_with_parent(os.getppid())
+        world.stop.start()  # before the group's threads exist, so that they inherit the blocked signals
+    try:
+        _join(place, chosen, collective_timeout_s, start_timeout_s)
+        if world.rank == 0 and device == "auto":
+            say(f"running on {chosen.type}: {why}")
+        world.agree(lambda: _reraise(failure))
+        yield world
+    except Exception as error:
+        if getattr(error, "everywhere", False):
+            _leave()
+        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_LOST):
+            raise PeerLost(str(error).splitlines()[0]) from error
+        raise
+    else:
+        _leave()
+    finally:
+        world.stop.stop()
+
+
+def _try(action: Callable[[], object] | None) -> Exception | None:
+    try:
+        if action is not None:
+            action()
+    except Exception as error:
+        return error
+    return None
+
+
+def _reraise(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure
+
+
+def _join(place: Place, device: torch.device, collective_timeout_s: float, start_timeout_s: float) -> None:
+    timeout = timedelta(seconds=collective_timeout_s)
+    store: Store
+    if place.master is None:
+        store = HashStore()
+    else:
+        host, port = place.master
+        if not place.serves:
+            wait_for_port(host, port, start_timeout_s)
+        base = TCPStore(
+            host,
+            port,
+            is_master=place.serves,
+            timeout=timedelta(seconds=start_timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        try:
+            name = agree_on_name(base, place.rank, place.world_size, start_timeout_s)
+        except TimeoutError as error:
+            raise RuntimeError(f"no process group within {start_timeout_s:g} s at {host}:{port}: {error}") from None
+        store = PrefixStore(name, base)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+
+
+def _leave() -> None:
+    """A rank that destroys its group while a peer still talks to it aborts that peer: so meet first."""
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""The classroom: launching, breaking, drawing and checking. It is not meant for production."""

@@ -1,0 +1,123 @@
+"""One download per file system, whole or not at all.
+
+Ranks, nodes that share a disk, and restarts all ask for the same files at once. One process downloads while
+it holds a file lock; the others wait for the lock and then find the files. A lock of the operating system
+goes with the process that held it, so a killed download leaves no lock behind, only a staging folder, which
+the next holder removes.
+"""
+
+import fcntl
+import http.client
+import shutil
+import socket
+import sys
+import tarfile
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from course_lib.engine.errors import UsageError
+from course_lib.workloads.optional import reason
+
+SILENCE = 60.0  # seconds without a byte after which a source counts as dead; urllib would wait for ever
+DOWNLOAD_ERRORS = (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error)
+
+
+def fetch_once(
+    name: str,
+    root: Path,
+    complete: Callable[[], bool],
+    download: Callable[[Path], None],
+    archives: tuple[Path, ...],
+    cure: str,
+) -> None:
+    """Make ``complete()`` true by ``download(folder)``, in one process per file system.
+
+    ``download`` fills an empty folder beside the final place; its files are then renamed into ``root`` one by
+    one, so that each is whole from the moment it is visible. Compressed archives are left behind. Those that
+    the user has put into ``root`` (``archives``, relative paths) are handed to ``download`` first, so that a
+    machine without a network needs none.
+
+    Nothing is written, locked or asked of the network when the files are there.
+
+    Errors: ``UsageError``, ending with ``cure``. A process that waited for one that failed fails at once with
+    the same line, instead of trying the dead source in its turn.
+    """
+    if complete():
+        return
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / f".{name}.lock").open("a+") as lock, _sole_holder(lock, name):
+            if not complete():
+                _download(root, root / f".{name}.part", download, archives)
+    except DOWNLOAD_ERRORS as error:
+        raise UsageError(
+            f"--data {name}: no complete files in {root} and no download ({reason(error)}): {cure}"
+        ) from error
+    if not complete():
+        raise UsageError(f"--data {name}: the download into {root} is not what it should be: {cure}")
+
+
+def _download(root: Path, stage: Path, download: Callable[[Path], None], archives: tuple[Path, ...]) -> None:
+    shutil.rmtree(
+        stage, ignore_errors=True
+    )  # of a process that was killed: we hold the lock, so it is nobody's
+    try:
+        stage.mkdir()
+        for archive in archives:
+            if (root / archive).is_file():
+                (stage / archive).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(root / archive, stage / archive)  # a copy: a bad one is downloaded over
+        with _patience(SILENCE):
+            download(stage)
+        for file in sorted(stage.rglob("*")):
+            if file.is_file() and file.suffix != ".gz":
+                target = root / file.relative_to(stage)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _sole_holder(lock: TextIO, name: str) -> Iterator[None]:
+    """Hold the lock; pass an error of the holder on to those who wait for it.
+
+    The lock file's text is the last failure, marked so that two equal failures differ. Who began to wait
+    before the failure was written sees the text change; who comes later finds an old text and tries again.
+    """
+    before = _text(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another process to download {name}", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        after = _text(lock)
+        if after and after != before:
+            raise OSError(f"another process tried: {after.partition(' ')[2]}") from None
+    try:
+        yield
+    except DOWNLOAD_ERRORS as error:
+        lock.truncate(0)
+        lock.write(f"{uuid.uuid4().hex} {reason(error)}")
+        lock.flush()  # before the lock goes
+        raise
+
+
+def _text(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Let a socket that says nothing for so long raise ``TimeoutError``."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

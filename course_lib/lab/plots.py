@@ -1,8 +1,8 @@
 """Pictures drawn from recorded events, and the numbers that the pictures and the claims are made of.
 
-A run is a sequence of attempts, one for each generation. An attempt begins at a snapshot, or at step 0; what it did
-beyond the snapshot that the next one begins at is lost, and done again. Steps count from 0: after 30 steps comes
-step 30, whose loss is that of the snapshot's weights, so both stand at 30 on the axis.
+A run is a sequence of starts. Each begins at a snapshot, or at step 0; what a start did beyond the snapshot that the
+next one begins at is lost, and done again. Steps count from 0: after 30 steps comes step 30, whose loss is that of
+the snapshot's weights, so both stand at 30 on the axis.
 """
 
 import math
@@ -12,34 +12,21 @@ from io import BytesIO
 from itertools import pairwise
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from course_lib.engine.report import surviving_steps as surviving_steps
 
 Event = dict[str, Any]
 Curve = dict[int, float]  # step -> loss
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; width, dashes and markers differ as well.
+# Okabe and Ito's colours, which colour-blind people can tell apart; widths, dashes and markers differ as well.
 BLUE, VERMILION, GREEN, YELLOW, GREY, DARK = "#0072B2", "#D55E00", "#009E73", "#F0E442", "#C4C4C4", "#555555"
-STYLE: dict[str, Any] = {"font.size": 10.0, "axes.spines.top": False, "axes.spines.right": False}
-LEFT, RIGHT, TOP, BOTTOM, GAP = 1.05, 1.1, 0.5, 0.55, 0.14  # the figure's margins and the panels' distance, inches
-WIDTH, LOSS, ROW, DIFFERENCE = 8.0, 2.3, 0.36, 0.75  # its width, and the heights of the panels and of an attempt's row
-
-DEEDS = {
-    "kill": "killed",
-    "exit": "exited",
-    "exception": "failed (exception)",
-    "segfault": "crashed (segfault)",
-    "sigterm": "got SIGTERM",
-    "sigint": "got SIGINT",
-    "hang": "hung",
-    "nan": "got a NaN",
-    "oom": "ran out of memory",
-}
+DEEDS = {"kill": "killed", "exit": "exited", "hang": "hung", "oom": "ran out of memory"}
 MOMENTS = {"start": "as it started", "load": "as it loaded", "snapshot": "as it saved", "eval": "as it evaluated"}
 
 
@@ -47,28 +34,23 @@ class NotebookFigure(Figure):
     """A figure that a notebook shows when it is a cell's last value, without pyplot and its global state."""
 
     def _repr_png_(self) -> bytes:
-        png = BytesIO()
-        self.savefig(png, format="png")
+        self.savefig(png := BytesIO(), format="png")
         return png.getvalue()
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """What one generation did, from `began` steps done to the step `stopped` that it died in (or would do next)."""
+class Start:
+    """What one generation did, from `began` steps done to the step `stopped`, which it died in or would do next."""
 
-    generation: int | None
     began: int
-    fresh: bool
-    curve: Curve
     stopped: int
-    ending: str  # in words; empty while it is running
+    curve: Curve
     crashed: bool
+    story: str
 
 
-def loss_of(record: Event) -> float:
-    """A step's loss; NaN when it has none."""
-    loss = record.get("loss")
-    return float(loss) if isinstance(loss, int | float) else math.nan
+def _curve(steps: dict[int, Event]) -> Curve:
+    return {step: float(record.get("loss", math.nan)) for step, record in sorted(steps.items())}
 
 
 def replayed_steps(events: list[Event]) -> list[int]:
@@ -82,119 +64,182 @@ def max_abs_loss_difference(a: list[Event], b: list[Event]) -> float:
     """The largest distance of the losses of two runs over their surviving steps.
 
     Infinite when the runs don't have the same steps, have none, or have a loss that is not finite: none of these
-    must look like agreement.
+    may look like agreement.
     """
-    left, right = surviving_steps(a), surviving_steps(b)
-    if not left or left.keys() != right.keys():
-        return math.inf
-    return _largest([loss_of(left[step]) - loss_of(right[step]) for step in left])
+    left, right = _curve(surviving_steps(a)), _curve(surviving_steps(b))
+    return _largest([left[step] - right[step] for step in left]) if left.keys() == right.keys() else math.inf
 
 
 def _largest(differences: list[float]) -> float:
-    return max(abs(d) if math.isfinite(d) else math.inf for d in differences)
+    return max((abs(d) if math.isfinite(d) else math.inf for d in differences), default=math.inf)
 
 
-def attempts(events: list[Event]) -> list[Attempt]:
-    """The attempts of a run, in order; one that died before it had a generation is there if a fault tells of it."""
+def starts(events: list[Event]) -> list[Start]:
+    """The starts of a run that got as far as a generation, in order."""
     numbers = sorted({e["generation"] for e in events if e["event"] in ("step", "snapshot_loaded")})
-    groups = [[e for e in events if e.get("generation") == number] for number in numbers]
-    found = [_attempt(group, last=group is groups[-1]) for group in groups]
-    for fault in (e for e in events if e["event"] == "fault" and e.get("generation") is None):
-        place = sum(group[0]["t"] < fault["t"] for group in groups) + sum(a.generation is None for a in found)
-        began = found[place].began if place < len(found) else 0
-        found.insert(place, Attempt(None, began, True, {}, began, _deed(fault), crashed=True))
+    found: list[Start] = []
+    for number in numbers:
+        group = [event for event in events if event.get("generation") == number]
+        found.append(_start(group, found, last=number == numbers[-1]))
     return found
 
 
-def _attempt(group: list[Event], last: bool) -> Attempt:
-    by_rank = sorted(group, key=lambda event: -event["rank"])  # so that the lowest rank's record comes last and stays
-    curve = {e["step"]: loss_of(e) for e in by_rank if e["event"] == "step"}
-    loaded = next((e for e in group if e["event"] == "snapshot_loaded"), {"step": min(curve, default=0)})
-    stopped = max(curve, default=loaded["step"] - 1) + 1
+def _start(group: list[Event], earlier: list[Start], last: bool) -> Start:
+    curve = _curve(surviving_steps(group))
+    began = min(curve) if curve else next(e["step"] for e in group if e["event"] == "snapshot_loaded")
+    stopped = max(curve) + 1 if curve else began
+    story = [f"resumed from the snapshot after {began} steps" if began else "began again at step 0" if earlier else ""]
+    if again := sum(any(step in start.curve for start in earlier) for step in curve):
+        story[0] += f" ({again} done again)"
     names = {event["event"] for event in group}
-    fault = next((e for e in group if e["event"] == "fault" and e["kind"] in DEEDS), None)
-    crashed = "finish" not in names and (fault is not None or "error" in names or not last)
-    ending = "ran to the end" if "finish" in names else ""
+    fault = next((e for e in group if e["event"] == "fault" and e["kind"] != "slow"), None)
+    crashed = not names & {"finish", "stop_requested"} and (fault is not None or "error" in names or not last)
     if crashed and fault is not None:
-        ending, stopped = _deed(fault), stopped if fault["at"] in MOMENTS else fault["step"]
-    elif "stop_requested" in names:
-        ending, crashed = f"stopped as asked after {stopped} steps", False
+        stopped = stopped if fault["at"] in MOMENTS else fault["step"]
+        deed = DEEDS.get(fault["kind"], f"hit by {fault['kind']}")
+        story.append(f"rank {fault['rank']} {deed} {MOMENTS.get(fault['at'], 'in step ' + str(stopped))}")
     elif crashed:
-        ending = f"{_dead_rank(group)} died " + (f"after step {stopped - 1}" if curve else "before its first step")
-    began = min(curve, default=loaded["step"])
-    return Attempt(group[0]["generation"], began, bool(loaded.get("fresh")), dict(sorted(curve.items())), stopped, ending, crashed)
-
-
-def _deed(fault: Event) -> str:
-    when = MOMENTS.get(fault["at"], f"in step {fault['step']}")
-    return f"rank {fault['rank']} {DEEDS.get(fault['kind'], 'failed')} {when}"
+        story.append(f"{_dead_rank(group)} died {f'after step {stopped - 1}' if curve else 'before its first step'}")
+    elif "stop_requested" in names:
+        story.append(f"stopped as asked after {stopped} steps")
+    return Start(began, stopped, curve, crashed, "; ".join(filter(None, story)))
 
 
 def _dead_rank(group: list[Event]) -> str:
-    """The rank that left no word while all others reported an error, else the one that did fewer steps than all."""
-    ranks = set(range(group[0]["world_size"]))
-    lost = {e["rank"] for e in group if e["event"] == "error" and "PeerLost" in str(e.get("error"))}
-    done = {rank: sum(e["event"] == "step" and e["rank"] == rank for e in group) for rank in ranks}
-    slowest = {rank for rank in ranks if done[rank] == min(done.values())}
-    suspects = next((s for s in (ranks - lost, slowest) if len(s) == 1), set())
-    return f"rank {suspects.pop()}" if suspects else "a rank"
+    """The rank that did not lose a peer while all others did, else the one that did fewer steps than all others."""
+    ranks = range(group[0]["world_size"])
+    victims = {e["rank"] for e in group if e["event"] == "error" and "PeerLost" in str(e.get("error"))}
+    done = [sum(e["event"] == "step" and e["rank"] == rank for e in group) for rank in ranks]
+    for suspects in ([r for r in ranks if r not in victims], [r for r in ranks if done[r] == min(done)]):
+        if len(suspects) == 1:
+            return f"rank {suspects[0]}"
+    return "a rank"
 
 
-def recovery_figure(
-    uninterrupted: list[Event], interrupted: list[Event], title: str | None = None
-) -> Figure:
-    """Three panels over the step: the losses of both runs, the attempts of the interrupted one, and the difference.
+def recovery_figure(uninterrupted: list[Event], interrupted: list[Event], title: str | None = None) -> Figure:
+    """Three panels over the step: the losses of both runs, the starts of the interrupted one, and the difference.
 
-    Without a title, the headline says what happened. A run that is still going on, or has no step yet, is drawn too.
+    Without a title the headline says what happened. A run that is still going on, or has no step yet, is drawn too.
     """
-    tries = attempts(interrupted)
-    reference = {step: loss_of(record) for step, record in surviving_steps(uninterrupted).items()}
+    tries, reference = starts(interrupted), _curve(surviving_steps(uninterrupted))
     alive: Curve = {}
-    for attempt in tries:  # unlike surviving_steps, without what was lost and not yet done again
-        alive = {step: loss for step, loss in alive.items() if step < attempt.began} | attempt.curve
-    with matplotlib.rc_context(STYLE):
-        figure, (top, middle, bottom) = _panels(len(tries), [*reference, *alive, *(a.stopped for a in tries)])
-        _draw_losses(top, reference, alive, tries)
-        _draw_attempts(middle, tries)
-        verdict = _draw_difference(bottom, reference, alive)
-        crashes = sum(a.crashed for a in tries)
-        again = len(replayed_steps(interrupted))
-        headline = f"{_count(crashes, 'crash', 'crashes')}, {_count(again, 'step')} done again; {verdict}"
-        figure.text(LEFT / WIDTH, 1 - 0.3 / figure.get_figheight(), title or headline, size=12, weight="bold")
+    for start in tries:  # unlike surviving_steps, without what was lost and is not yet done again
+        alive = {step: loss for step, loss in alive.items() if step < start.began} | start.curve
+    figure, (top, middle, bottom) = _panels(len(tries), [*reference, *alive, *(start.stopped for start in tries)])
+    _draw_losses(top, reference, alive, tries)
+    _draw_starts(middle, tries)
+    verdict = _draw_difference(bottom, reference, alive)
+    crashes, again = sum(start.crashed for start in tries), len(replayed_steps(interrupted))
+    headline = f"{crashes} crash{'es' * (crashes != 1)}, {again} step{'s' * (again != 1)} done again; {verdict}"
+    top.set_title(title or headline, loc="left", size=12, weight="bold")
     return figure
 
 
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number or 'no'} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _panels(rows: int, steps: list[int]) -> tuple[Figure, list[Axes]]:
-    heights = [LOSS, max(rows, 1) * ROW, DIFFERENCE]
-    height = TOP + sum(heights) + 2 * GAP + BOTTOM
-    figure = NotebookFigure(figsize=(WIDTH, height), facecolor="white")
-    FigureCanvasAgg(figure)
+    """The empty panels, in inches: 2.3 high, 0.36 for each row, 0.75, with room for words in the right margin."""
+    heights = [2.3, max(rows, 1) * 0.36, 0.75]
+    height = sum(heights) + 1.35
+    figure = NotebookFigure(figsize=(8, height), facecolor="white")
+    FigureCanvasAgg(figure)  # to measure texts with
+    figure.subplots_adjust(left=0.13, right=0.86, top=1 - 0.4 / height, bottom=0.55 / height, hspace=0.6 / sum(heights))
+    axes: list[Axes] = list(figure.subplots(3, 1, sharex=True, height_ratios=heights))
+    for ax, name in zip(axes, ("loss", "", "difference"), strict=True):
+        ax.set_ylabel(name)
+        ax.spines[["top", "right"]].set_visible(False)
     low, high = min(steps, default=0), max(steps, default=1)
-    axes: list[Axes] = []
-    above = TOP
-    for tall in heights:
-        box = (LEFT / WIDTH, 1 - (above + tall) / height, 1 - (LEFT + RIGHT) / WIDTH, tall / height)
-        axes.append(figure.add_axes(box, sharex=axes[0] if axes else None))
-        axes[-1].tick_params(labelbottom=tall is heights[-1], bottom=tall is heights[-1])
-        above += tall + GAP
-    axes[0].set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low) + 0.5)
-    axes[2].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[2].set_xlabel("step")
+    axes[2].set(xlabel="step", xlim=(low - 0.02 * (high - low) - 0.5, high + 0.02 * (high - low) + 0.5))
+    axes[2].xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], integer=True))
+    figure.align_ylabels()
     return figure, axes
 
 
-def _draw_losses(ax: Axes, reference: Curve, alive: Curve, tries: list[Attempt]) -> None:
-    every = reference | alive | {s: loss for a in tries for s, loss in a.curve.items()}
-    dots = {"marker": "o", "markersize": 3} if len(every) <= 150 else {}
-    ax.plot(list(reference), list(reference.values()), color=GREY, lw=7, solid_capstyle="round", label="uninterrupted")
-    ax.plot(list(alive), list(alive.values()), color=BLUE, lw=1.6, **dots, label="interrupted")
+def _draw_losses(ax: Axes, reference: Curve, alive: Curve, tries: list[Start]) -> None:
+    """The uninterrupted curve, wide, under the interrupted one, thin; what a crash threw away, dashed, over both."""
+    every = reference | alive | {step: loss for start in tries for step, loss in start.curve.items()}
+    marker = "o" if max(every, default=0) - min(every, default=0) <= 150 else ""
+    for curve, name, style in (
+        (reference, "uninterrupted", (GREY, 7, "")),
+        (alive, "interrupted", (BLUE, 1.6, marker)),
+    ):
+        color, width, dots = style
+        ax.plot(list(curve), list(curve.values()), color=color, lw=width, marker=dots, ms=3, label=name)
+    for i, start in enumerate(tries):
+        kept = min((later.began for later in tries[i + 1 :]), default=start.stopped)
+        lost = {step: loss for step, loss in start.curve.items() if step >= kept}
+        ax.plot(list(lost), list(lost.values()), "--", color=VERMILION, marker=marker, ms=7, mfc="none", label="lost")
+    finite = {step: loss for step, loss in every.items() if math.isfinite(loss)}
+    if finite:
+        low, high = min(finite.values()), max(finite.values())
+        ax.set_ylim(top=high + 0.25 * (high - low or 1.0))  # room for words
+        _mark_crashes(ax, finite, tries)
+    ends = [
+        (list(curve.values())[-1], name)
+        for curve, name in ((reference, "uninterrupted"), (alive, "interrupted"))
+        if curve
+    ]
+    for (y, name), offset in zip(sorted(ends), (-7, 7), strict=False):
+        color = BLUE if name == "interrupted" else DARK
+        ax.annotate(name, (1, y), (6, offset), ("axes fraction", "data"), "offset points", color=color, va="center")
+
+
+def _mark_crashes(ax: Axes, losses: Curve, tries: list[Start]) -> None:
+    """A cross where a start died, and an arrow back to where the next one began."""
+    words = "lost and\ndone again"  # once is enough
     for before, after in pairwise(tries):
-        lost = {step: loss for step, loss in before.curve.items() if step >= after.began - 1}
-        if max(lost, default=-1) >= after.began:
-            ax.plot(list(lost), list(lost.values()), "--", color=VERMILION, lw=1.4, label="lost",
-                    **(dots | {"markersize": 7, "markerfacecolor": "none"} if dots else {}))
-            ax.axvspan(after.began, before.stopped, color=YELLOW, alpha=0.35, lw=0, zorder=0)
+        (x, y), (x0, y0) = ((s, losses[min(losses, key=lambda k: abs(k - s))]) for s in (before.stopped, after.began))
+        ax.plot(x, y, "X" if before.crashed else "", color=VERMILION, ms=10, mec="white", zorder=5, label="crash")
+        ax.plot(x0, y0, "D" if after.began else "", color=GREEN, ms=7, mec="white", zorder=5, label="snapshot")
+        if x > x0:
+            ax.axvspan(x0, x, color=YELLOW, alpha=0.35, lw=0, zorder=0, label="band")
+            arrow = {
+                "arrowstyle": "-|>",
+                "color": VERMILION,
+                "connectionstyle": "arc3,rad=0.5",
+                "shrinkA": 7,
+                "shrinkB": 6,
+            }
+            ax.annotate("", (x0, y0), (x, y), arrowprops=arrow)
+            across = ax.get_xaxis_transform()
+            _keep_inside(ax.text((x0 + x) / 2, 0.98, words, color=VERMILION, ha="center", va="top", transform=across))
+            words = ""
+
+
+def _draw_starts(ax: Axes, tries: list[Start]) -> None:
+    """A row for each start: a line from where it began to where it stopped, and above it what happened, in words."""
+    ax.set_ylim(max(len(tries), 1) - 0.5, -0.5)
+    ax.set_yticks(range(len(tries)), [f"start {row + 1}" for row in range(len(tries))])
+    ax.tick_params(left=False, bottom=False)
+    ax.spines[:].set_visible(False)
+    for row, start in enumerate(tries):
+        y = row + 0.28
+        ax.plot([start.began, start.stopped], [y, y], color=BLUE, lw=2.5, label="start")
+        ax.plot(start.began, y, "D" if start.began else "", color=GREEN, ms=6)
+        ax.plot(start.stopped, y, "X" if start.crashed else "", color=VERMILION, ms=8)
+        _keep_inside(ax.text(start.began, row + 0.08, start.story))
+
+
+def _keep_inside(text: Text) -> None:
+    """Move a text sideways so that it begins inside its panel and ends inside the figure."""
+    figure, ax, box = text.get_figure(), text.axes, text.get_window_extent()
+    if isinstance(figure, Figure) and ax is not None:
+        shift = max(min(0.0, 0.99 * figure.bbox.x1 - box.x1), ax.bbox.x0 - box.x0)
+        text.set_transform(text.get_transform() + ScaledTranslation(shift / figure.dpi, 0, figure.dpi_scale_trans))
+
+
+def _draw_difference(ax: Axes, reference: Curve, alive: Curve) -> str:
+    """The interrupted run's loss minus the other's, at each step that both have; returns the verdict in words."""
+    gaps = {step: alive[step] - reference[step] for step in alive if step in reference}
+    largest = _largest(list(gaps.values()))
+    ax.axhline(0, color=GREY, lw=1)
+    ax.plot(list(gaps), list(gaps.values()), color=BLUE, lw=1.2, marker=".", ms=4, label="difference")
+    scale = largest if 0 < largest < math.inf else 1.0
+    ax.set_ylim(-1.4 * scale, 2.8 * scale)
+    ax.set_yticks([-scale, 0, scale] if scale == largest else [0])
+    verdict = f"largest difference: {largest:.1e}" if largest else "largest difference: 0.0 (exactly)"
+    if math.isinf(largest):
+        verdict = "a loss is not finite" if gaps else "nothing to compare yet"
+    alone = len(reference.keys() ^ alive.keys())
+    if gaps and alone:
+        verdict += f" in {len(gaps)} shared steps, {alone} are in one run only"
+    ax.text(0.99, 0.95, verdict, ha="right", va="top", weight="bold", transform=ax.transAxes)
+    return verdict

@@ -46,9 +46,9 @@ def fetch_once(
     Errors: ``UsageError``, ending with ``cure``. A process that waited for one that failed fails at once with
     the same line, instead of trying the dead source in its turn.
     """
-    if complete():
-        return
     try:
+        if complete():
+            return
         root.mkdir(parents=True, exist_ok=True)
         with (root / f".{name}.lock").open("a+") as lock, _sole_holder(lock, name):
             if not complete():
@@ -62,9 +62,8 @@ def fetch_once(
 
 
 def _download(root: Path, stage: Path, download: Callable[[Path], None], archives: tuple[Path, ...]) -> None:
-    shutil.rmtree(
-        stage, ignore_errors=True
-    )  # of a process that was killed: we hold the lock, so it is nobody's
+    # What is there was left by a process that was killed: we hold the lock, so nobody is at work on it.
+    shutil.rmtree(stage, ignore_errors=True)
     try:
         stage.mkdir()
         for archive in archives:

@@ -1,17 +1,25 @@
 """Train with DataParallel: one process drives all GPUs of a machine; on a CPU, lanes show how it works."""
 
 import torch
+from torch import nn
 from torch.nn import DataParallel
 from torch.nn.functional import cross_entropy
 
-from course_lib.engine import Plan, Position, RunLog, World, run
+from course_lib.engine import Plan, RunLog, World, run
 from course_lib.engine.place import choose_device
-from course_lib.engine.step import steps_from
 from course_lib.lab.faults import Injector, parse
 from course_lib.workloads.data import load, prepare
-from course_lib.workloads.image_job import Recorder, correct, image_model, progress, say, sgd, test_metrics
+from course_lib.workloads.image_job import Recorder, correct, image_model, plain_steps, say, sgd, test_metrics
 from course_lib.workloads.lanes import CpuLanes
 from course_lib.workloads.options import Options, parse_options
+
+
+def parallel(module: nn.Module, device: torch.device, lanes: int) -> nn.Module:
+    if device.type == "cuda":
+        say(f"DataParallel splits each batch over {torch.cuda.device_count()} GPU(s)")
+        return DataParallel(module)
+    say(f"nothing is parallel here: no GPU is used, and {lanes} lanes on the CPU only show the mechanics")
+    return CpuLanes(module, lanes)
 
 
 def train(options: Options, log: RunLog) -> None:
@@ -23,29 +31,13 @@ def train(options: Options, log: RunLog) -> None:
 
     prepare(options.data_spec)
     data = load(options.data_spec)
-    module = image_model(options, data).to(world.device)
-    if device.type == "cuda":
-        model = DataParallel(module)
-        say(f"DataParallel splits each batch over {torch.cuda.device_count()} GPU(s)")
-    else:
-        model = CpuLanes(module, options.lanes)
-        say(f"nothing is parallel here: no GPU is used, and {options.lanes} lanes on the CPU only show the mechanics")
+    model = parallel(image_model(options, data).to(world.device), device, options.lanes)
     optimizer, scheduler = sgd(options, data, model)
     injector.attach(model, optimizer)
 
     plan = Plan(len(data.train), options.global_batch_size, options.seed)
     recorder = Recorder(options, plan, world, log)
-    steps = steps_from(
-        Position(),
-        options.epochs,
-        data.train,
-        plan,
-        world,
-        model,
-        max_local_batch=options.max_local_batch,
-        num_workers=options.num_workers,
-    )
-    for step in progress(steps, options.epochs * plan.steps_per_epoch, world):
+    for step in plain_steps(options, plan, data, world, model):
         injector("data", step.number)
         lr = scheduler.get_last_lr()[0]
         optimizer.zero_grad()

@@ -8,11 +8,10 @@ from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.engine import Plan, Position, RunLog, open_world, run
-from course_lib.engine.step import steps_from
+from course_lib.engine import Plan, RunLog, open_world, run
 from course_lib.lab.faults import Injector, parse
 from course_lib.workloads.data import load, prepare
-from course_lib.workloads.image_job import Recorder, correct, image_model, progress, say, sgd, test_metrics
+from course_lib.workloads.image_job import Recorder, correct, image_model, plain_steps, say, sgd, test_metrics
 from course_lib.workloads.options import Options, parse_options
 
 
@@ -36,17 +35,7 @@ def train(rank: int, master: tuple[str, int], options: Options, log: RunLog) -> 
 
         plan = Plan(len(data.train), options.global_batch_size, options.seed)
         recorder = Recorder(options, plan, world, log)
-        steps = steps_from(
-            Position(),
-            options.epochs,
-            data.train,
-            plan,
-            world,
-            model,
-            max_local_batch=options.max_local_batch,
-            num_workers=options.num_workers,
-        )
-        for step in progress(steps, options.epochs * plan.steps_per_epoch, world):
+        for step in plain_steps(options, plan, data, world, model):
             injector("data", step.number)
             lr = scheduler.get_last_lr()[0]
             optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,12 @@ def write_report(run_dir: Path, extra: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         print(f"no report: {error}", file=sys.stderr, flush=True)
     return report
+
+
+def epoch_line(record: Mapping[str, Any], epochs: int, global_batch_size: int) -> str:
+    """The line that rank 0 prints for an epoch; `lr` is the one that its last step used."""
+    rest = (f"{name} {value:.4f}" for name, value in record.items() if name not in ("epoch", "steps", "lr"))
+    return (
+        f"rank 0 | epoch {record['epoch'] + 1}/{epochs} | global batch {global_batch_size} | "
+        f"{record['steps']} steps | lr {record['lr']:.4g} | " + " | ".join(rest)
+    )

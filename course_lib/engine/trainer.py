@@ -4,17 +4,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from functools import partial
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from course_lib.engine.errors import NonFiniteError, Preempted, SnapshotError
+from course_lib.engine.errors import NonFiniteError, Preempted, SnapshotError, UsageError
 from course_lib.engine.keeper import Hook, Keeper, Progress
-from course_lib.engine.order import Plan
-from course_lib.engine.report import write_report
+from course_lib.engine.order import Plan, Position
+from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
@@ -22,6 +22,7 @@ from course_lib.engine.step import Step, steps_from
 from course_lib.engine.world import World, shared
 
 
+@dataclass
 class Trainer:
     """Runs a training job that survives the death of its processes.
 
@@ -29,66 +30,51 @@ class Trainer:
     must share with the snapshot (a difference is refused), `settings` what may change (a change is logged).
     `evaluate` is called on all ranks after each epoch and returns the epoch's metrics; it is called again when a
     process dies in it. `hook(point, step)` is called at the points load, warmup, data, snapshot and eval.
-    `snapshot_every` counts steps, `keep` snapshots; `strict` makes a snapshot that fails fatal.
+    `snapshot_every` counts optimizer steps, `keep` snapshots, `max_local_batch` the most samples that a rank puts
+    through the model at once. `strict` makes a snapshot that cannot be written fatal.
     """
 
-    def __init__(
-        self,
-        world: World,
-        state: TrainState,
-        dataset: Dataset[Any],
-        run_dir: str | Path,
-        *,
-        epochs: int,
-        global_batch_size: int,
-        seed: int = 0,
-        snapshot_every: int = 100,
-        keep: int = 3,
-        strict: bool = False,
-        num_workers: int = 0,
-        max_local_batch: int | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        identity: Mapping[str, Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-        evaluate: Callable[[], Mapping[str, float]] | None = None,
-        log: RunLog | None = None,
-        hook: Hook = lambda point, step: None,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.state = state
-        self.plan = Plan(len(dataset), global_batch_size, seed)  # type: ignore[arg-type]  # map-style: it has a length
-        self.run_dir = Path(run_dir)
-        self.epochs = epochs
-        self.log = log or RunLog(run_dir)
-        self.log("group_ready")
+    here: InitVar[World]
+    state: TrainState
+    dataset: Dataset[Any]
+    run_dir: str | Path
+    _: KW_ONLY
+    epochs: int
+    global_batch_size: int
+    seed: int = 0
+    snapshot_every: int = 100
+    keep: int = 3
+    strict: bool = False
+    num_workers: int = 0
+    max_local_batch: int | None = None
+    collate: Callable[[list[Any]], Any] = default_collate
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Callable[[], Mapping[str, float]] | None = None
+    log: RunLog | None = None
+    hook: Hook = lambda point, step: None
+    say: Callable[[str], None] = print
+
+    def __post_init__(self, here: World) -> None:
+        if self.snapshot_every < 1 or self.epochs < 1:
+            raise UsageError("epochs and snapshot_every must be at least 1")
+        self.plan = Plan(len(self.dataset), self.global_batch_size, self.seed)  # type: ignore[arg-type]  # map-style
         self.progress = Progress()
-        self._snapshot_every = snapshot_every
-        self._steps_from = partial(
-            steps_from,
-            dataset=dataset,
-            plan=self.plan,
-            world=world,
-            model=state.model,
-            scaler=state.scaler,
-            num_workers=num_workers,
-            max_local_batch=max_local_batch,
-            collate=collate,
-        )
-        self._evaluate = evaluate
-        self._hook = hook
-        self._say = say if world.rank == 0 else lambda text: None
-        self._last_lr = state.lr
-        store = SnapshotStore(run_dir, keep)
+        self._last_lr = self.state.lr
+        self._log = self.log or RunLog(self.run_dir)
+        self._log("group_ready")
+        self._say: Callable[[str], None] = self.say if here.rank == 0 else lambda text: None
+        settings = {"epochs": self.epochs, "snapshot_every": self.snapshot_every} | dict(self.settings)
         self._keeper = Keeper(
-            world,
-            state,
+            here,
+            self.state,
             self.plan,
-            store,
-            self.log,
-            hook,
-            strict=strict,
-            identity=identity or {},
-            settings={"epochs": epochs, "snapshot_every": snapshot_every} | dict(settings or {}),
+            SnapshotStore(self.run_dir, self.keep),
+            self._log,
+            self.hook,
+            strict=self.strict,
+            identity=self.identity,
+            settings=settings,
         )
 
     @property
@@ -138,17 +124,32 @@ class Trainer:
         while (at := self.progress.position).epoch < self.epochs:
             if not self.plan.epoch_done(at):
                 if steps is None:
-                    steps = self._steps_from(at, self.epochs)
+                    steps = self._steps(at)
                     step = next(steps)
                     yield from self._keeper.warm_up(step)
                 else:
                     step = next(steps)
-                self._hook("data", step.number)
+                self.hook("data", step.number)
                 started, self._last_lr = time.monotonic(), self.state.lr
                 yield step
                 self._after_step(step, started)
             if self.plan.epoch_done(self.progress.position):
                 self._after_epoch()
+
+    def _steps(self, at: Position) -> Iterator[Step]:
+        loading = {"num_workers": self.num_workers, "collate": self.collate}
+        state, split = self.state, self.max_local_batch
+        return steps_from(
+            at,
+            self.epochs,
+            self.dataset,
+            self.plan,
+            self.world,
+            state.model,
+            scaler=state.scaler,
+            max_local_batch=split,
+            **loading,
+        )
 
     def _after_step(self, step: Step, started: float) -> None:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""
@@ -161,7 +162,7 @@ class Trainer:
         running = self.progress.running
         running.update({name: running.get(name, 0.0) + total for name, total in totals.items()})
         self.progress.position = self.plan.after_step(self.progress.position)
-        self.log(
+        self._log(
             "step",
             step=step.number,
             epoch=step.epoch,
@@ -172,7 +173,7 @@ class Trainer:
         )
         # The last step's snapshot waits for the evaluation, so that a finished run is one that was evaluated.
         if not (step.last_of_epoch and step.epoch == self.epochs - 1):
-            if self.progress.position.step % self._snapshot_every == 0:
+            if self.progress.position.step % self.snapshot_every == 0:
                 self._keeper.save(self.progress)
             self._stop_if_asked(*sums[-2:])
 
@@ -191,13 +192,13 @@ class Trainer:
     def _after_epoch(self) -> None:
         """Evaluate, print, and go on to the next epoch; a resume in between evaluates again, and trains nothing."""
         position, running = self.progress.position, self.progress.running
-        self._hook("eval", position.step)
+        self.hook("eval", position.step)
         self.state.broadcast_buffers()
-        metrics = dict(self._evaluate()) if self._evaluate is not None else {}
+        metrics = dict(self.evaluate()) if self.evaluate is not None else {}
         samples = running.pop("samples", 1.0)
         metrics = {f"train_{name}": total / samples for name, total in running.items()} | metrics
         record = {"epoch": position.epoch, "steps": self.plan.steps_per_epoch, "lr": self._last_lr, **metrics}
-        self.log("epoch", step=position.step, **record)
+        self._log("epoch", step=position.step, **record)
         self._say(epoch_line(record, self.epochs, self.plan.global_batch_size))
         self.progress = Progress(self.plan.next_epoch(position), [*self.progress.history, record], {})
         if position.epoch + 1 == self.epochs:
@@ -216,7 +217,7 @@ class Trainer:
             return
         self._keeper.save(self.progress)
         steps = self.progress.position.step
-        self.log("stop_requested", step=steps)
+        self._log("stop_requested", step=steps)
         if self._keeper.saved_step != steps:
             raise shared(SnapshotError(f"asked to stop after {steps} steps, but no snapshot could be published"))
         raise shared(
@@ -229,13 +230,13 @@ class Trainer:
     def _finish(self) -> None:
         if self._keeper.saved_step != self.progress.position.step:
             raise shared(SnapshotError("training is done, but its last snapshot could not be published"))
-        self.log("finish", step=self.progress.position.step)
+        self._log("finish", step=self.progress.position.step)
         self.world.gather(None)  # all ranks' events are written before rank 0 reads them
         if self.world.rank == 0:
             history = self.progress.history
             accuracy = history[-1].get("test_accuracy") if history else None
             report = write_report(
-                self.run_dir,
+                Path(self.run_dir),
                 {
                     "epochs": len(history),
                     "test_accuracy": accuracy,
@@ -243,13 +244,4 @@ class Trainer:
                     "optimizer_sha256": self.state.optimizer_digest(),
                 },
             )
-            self._say(f"finished after {report['steps']} steps: {self.run_dir / 'report.json'}")
-
-
-def epoch_line(record: Mapping[str, Any], epochs: int, global_batch_size: int) -> str:
-    """The line that rank 0 prints for an epoch; `lr` is the one that its last step used."""
-    rest = (f"{name} {value:.4f}" for name, value in record.items() if name not in ("epoch", "steps", "lr"))
-    return (
-        f"rank 0 | epoch {record['epoch'] + 1}/{epochs} | global batch {global_batch_size} | "
-        f"{record['steps']} steps | lr {record['lr']:.4g} | " + " | ".join(rest)
-    )
+            self._say(f"finished after {report['steps']} steps: {Path(self.run_dir) / 'report.json'}")

@@ -24,9 +24,10 @@ from course_lib.engine.report import surviving_steps as surviving_steps
 Event = dict[str, Any]
 Curve = dict[int, float]  # step -> loss
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; widths, dashes and markers differ as well.
-BLUE, VERMILION, GREEN, YELLOW, GREY, DARK = "#0072B2", "#D55E00", "#009E73", "#F0E442", "#C4C4C4", "#555555"
-DEEDS = {"kill": "killed", "exit": "exited", "hang": "hung", "oom": "ran out of memory"}
+# Okabe and Ito's colours (the yellow a tint), which all can tell apart; widths, dashes and markers differ as well.
+BLUE, VERMILION, GREEN, YELLOW, GREY, DARK = "#0072B2", "#D55E00", "#009E73", "#FBF7C5", "#C4C4C4", "#555555"
+ARROW = {"arrowstyle": "-|>", "color": VERMILION, "connectionstyle": "arc3,rad=0.6", "shrinkA": 7, "shrinkB": 6}
+DEEDS = {"kill": "killed", "exit": "exited", "hang": "hung", "oom": "ran out of memory", "nan": "got a NaN"}
 MOMENTS = {"start": "as it started", "load": "as it loaded", "snapshot": "as it saved", "eval": "as it evaluated"}
 
 
@@ -75,20 +76,24 @@ def _largest(differences: list[float]) -> float:
 
 
 def starts(events: list[Event]) -> list[Start]:
-    """The starts of a run that got as far as a generation, in order."""
-    numbers = sorted({e["generation"] for e in events if e["event"] in ("step", "snapshot_loaded")})
+    """The starts of a run in order; one that died before it had a generation counts if a fault tells of it."""
+    numbers = {e["generation"] for e in events if e["event"] in ("step", "snapshot_loaded")}
+    groups = [[e for e in events if e.get("generation") == number] for number in numbers]
+    groups += [[e] for e in events if e["event"] == "fault" and e.get("generation") is None]
     found: list[Start] = []
-    for number in numbers:
-        group = [event for event in events if event.get("generation") == number]
-        found.append(_start(group, found, last=number == numbers[-1]))
+    for group in sorted(groups, key=lambda group: group[0]["t"]):
+        found.append(_start(group, found, last=len(found) == len(groups) - 1))
     return found
 
 
 def _start(group: list[Event], earlier: list[Start], last: bool) -> Start:
     curve = _curve(surviving_steps(group))
-    began = min(curve) if curve else next(e["step"] for e in group if e["event"] == "snapshot_loaded")
+    loaded = [*curve, *(e["step"] for e in group if e["event"] == "snapshot_loaded")]
+    began = loaded[0] if loaded else earlier[-1].stopped if earlier else 0
     stopped = max(curve) + 1 if curve else began
-    story = [f"resumed from the snapshot after {began} steps" if began else "began again at step 0" if earlier else ""]
+    story = ["began again at step 0, without a snapshot" if loaded and earlier else ""]
+    if loaded and began:
+        story = [f"resumed from the snapshot after {began} steps"]
     if again := sum(any(step in start.curve for start in earlier) for step in curve):
         story[0] += f" ({again} done again)"
     names = {event["event"] for event in group}
@@ -130,7 +135,7 @@ def recovery_figure(uninterrupted: list[Event], interrupted: list[Event], title:
     _draw_starts(middle, tries)
     verdict = _draw_difference(bottom, reference, alive)
     crashes, again = sum(start.crashed for start in tries), len(replayed_steps(interrupted))
-    headline = f"{crashes} crash{'es' * (crashes != 1)}, {again} step{'s' * (again != 1)} done again; {verdict}"
+    headline = f"{crashes} crash{'es' * (crashes != 1)}, {again} step{'s' * (again != 1)} done again, {verdict}"
     top.set_title(title or headline, loc="left", size=12, weight="bold")
     return figure
 
@@ -157,11 +162,8 @@ def _draw_losses(ax: Axes, reference: Curve, alive: Curve, tries: list[Start]) -
     """The uninterrupted curve, wide, under the interrupted one, thin; what a crash threw away, dashed, over both."""
     every = reference | alive | {step: loss for start in tries for step, loss in start.curve.items()}
     marker = "o" if max(every, default=0) - min(every, default=0) <= 150 else ""
-    for curve, name, style in (
-        (reference, "uninterrupted", (GREY, 7, "")),
-        (alive, "interrupted", (BLUE, 1.6, marker)),
-    ):
-        color, width, dots = style
+    curves = {"uninterrupted": (reference, GREY, 7.0, ""), "interrupted": (alive, BLUE, 1.6, marker)}
+    for name, (curve, color, width, dots) in curves.items():
         ax.plot(list(curve), list(curve.values()), color=color, lw=width, marker=dots, ms=3, label=name)
     for i, start in enumerate(tries):
         kept = min((later.began for later in tries[i + 1 :]), default=start.stopped)
@@ -172,12 +174,9 @@ def _draw_losses(ax: Axes, reference: Curve, alive: Curve, tries: list[Start]) -
         low, high = min(finite.values()), max(finite.values())
         ax.set_ylim(top=high + 0.25 * (high - low or 1.0))  # room for words
         _mark_crashes(ax, finite, tries)
-    ends = [
-        (list(curve.values())[-1], name)
-        for curve, name in ((reference, "uninterrupted"), (alive, "interrupted"))
-        if curve
-    ]
-    for (y, name), offset in zip(sorted(ends), (-7, 7), strict=False):
+    losses = {name: [loss for loss in curve.values() if math.isfinite(loss)] for name, (curve, *_) in curves.items()}
+    ends = sorted((values[-1], name) for name, values in losses.items() if values)
+    for (y, name), offset in zip(ends, (-7, 7), strict=False):  # the higher one's name a little up, the other's down
         color = BLUE if name == "interrupted" else DARK
         ax.annotate(name, (1, y), (6, offset), ("axes fraction", "data"), "offset points", color=color, va="center")
 
@@ -187,18 +186,13 @@ def _mark_crashes(ax: Axes, losses: Curve, tries: list[Start]) -> None:
     words = "lost and\ndone again"  # once is enough
     for before, after in pairwise(tries):
         (x, y), (x0, y0) = ((s, losses[min(losses, key=lambda k: abs(k - s))]) for s in (before.stopped, after.began))
-        ax.plot(x, y, "X" if before.crashed else "", color=VERMILION, ms=10, mec="white", zorder=5, label="crash")
-        ax.plot(x0, y0, "D" if after.began else "", color=GREEN, ms=7, mec="white", zorder=5, label="snapshot")
+        if before.crashed:
+            ax.plot(x, y, "X", color=VERMILION, ms=10, mec="white", zorder=5, label="crash")
+        if after.began:
+            ax.plot(x0, y0, "D", color=GREEN, ms=7, mec="white", zorder=5, label="snapshot")
         if x > x0:
-            ax.axvspan(x0, x, color=YELLOW, alpha=0.35, lw=0, zorder=0, label="band")
-            arrow = {
-                "arrowstyle": "-|>",
-                "color": VERMILION,
-                "connectionstyle": "arc3,rad=0.5",
-                "shrinkA": 7,
-                "shrinkB": 6,
-            }
-            ax.annotate("", (x0, y0), (x, y), arrowprops=arrow)
+            ax.axvspan(x0, x, color=YELLOW, lw=0, zorder=0, label="band")
+            ax.annotate("", (x0, y0), (x, y), arrowprops=ARROW)
             across = ax.get_xaxis_transform()
             _keep_inside(ax.text((x0 + x) / 2, 0.98, words, color=VERMILION, ha="center", va="top", transform=across))
             words = ""
@@ -213,8 +207,10 @@ def _draw_starts(ax: Axes, tries: list[Start]) -> None:
     for row, start in enumerate(tries):
         y = row + 0.28
         ax.plot([start.began, start.stopped], [y, y], color=BLUE, lw=2.5, label="start")
-        ax.plot(start.began, y, "D" if start.began else "", color=GREEN, ms=6)
-        ax.plot(start.stopped, y, "X" if start.crashed else "", color=VERMILION, ms=8)
+        if start.began:
+            ax.plot(start.began, y, "D", color=GREEN, ms=6, label="snapshot")
+        if start.crashed:
+            ax.plot(start.stopped, y, "X", color=VERMILION, ms=8, label="crash")
         _keep_inside(ax.text(start.began, row + 0.08, start.story))
 
 
@@ -227,19 +223,19 @@ def _keep_inside(text: Text) -> None:
 
 
 def _draw_difference(ax: Axes, reference: Curve, alive: Curve) -> str:
-    """The interrupted run's loss minus the other's, at each step that both have; returns the verdict in words."""
+    """The interrupted run's loss minus the other's, at each step that both have; returns the verdict."""
     gaps = {step: alive[step] - reference[step] for step in alive if step in reference}
     largest = _largest(list(gaps.values()))
     ax.axhline(0, color=GREY, lw=1)
-    ax.plot(list(gaps), list(gaps.values()), color=BLUE, lw=1.2, marker=".", ms=4, label="difference")
+    ax.plot(list(gaps), list(gaps.values()), color=BLUE, lw=1.6, label="difference")
     scale = largest if 0 < largest < math.inf else 1.0
     ax.set_ylim(-1.4 * scale, 2.8 * scale)
     ax.set_yticks([-scale, 0, scale] if scale == largest else [0])
+    alone = len(reference.keys() ^ alive.keys())
     verdict = f"largest difference: {largest:.1e}" if largest else "largest difference: 0.0 (exactly)"
     if math.isinf(largest):
         verdict = "a loss is not finite" if gaps else "nothing to compare yet"
-    alone = len(reference.keys() ^ alive.keys())
-    if gaps and alone:
-        verdict += f" in {len(gaps)} shared steps, {alone} are in one run only"
+    elif alone:
+        verdict += f" in {len(gaps)} shared steps; {alone} not shared"
     ax.text(0.99, 0.95, verdict, ha="right", va="top", weight="bold", transform=ax.transAxes)
-    return verdict
+    return f"{alone} steps not in both runs" if alone else verdict if largest else "exactly the same curve"

@@ -76,9 +76,7 @@ def load(spec: DataSpec) -> ImageData:
     else:
         raise UsageError(f"--data {spec.name}: no such data set; choose one of {', '.join(NAMES)}")
     augment = AUGMENT[spec.name] if spec.augment else None
-    return image_data(
-        spec.name, train, test, classes, spec.dtype, augment, digest or fingerprint(train, test)
-    )
+    return image_data(spec.name, train, test, classes, spec.dtype, augment, digest or fingerprint(train, test))
 
 
 def _root(spec: DataSpec) -> Path:

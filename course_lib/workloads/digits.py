@@ -31,9 +31,7 @@ def digits_file() -> Path:
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError(
-            "--data digits reads a file of scikit-learn, which is missing: pip install scikit-learn"
-        )
+        raise UsageError("--data digits reads a file of scikit-learn, which is missing: pip install scikit-learn")
     path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     if not path.is_file():
         raise UsageError(f"--data digits: {path} is missing: pip install --force-reinstall scikit-learn")

@@ -47,9 +47,7 @@ def list_folder(root: Path | None) -> Listing:
             return _list_splits(root)
         return _split(root, _list_classes(root))
     except OSError as error:
-        raise UsageError(
-            f"--data-root {root} cannot be read ({reason(error)}): check its permissions"
-        ) from error
+        raise UsageError(f"--data-root {root} cannot be read ({reason(error)}): check its permissions") from error
 
 
 def load_folder(listing: Listing, size: int = SIZE) -> tuple[Pixels, Pixels, str]:
@@ -66,15 +64,11 @@ def load_folder(listing: Listing, size: int = SIZE) -> tuple[Pixels, Pixels, str
 def _list_splits(root: Path) -> Listing:
     for part in ("train", "test"):
         if not (root / part).is_dir():
-            raise UsageError(
-                f"{root / part} is missing: --data-root needs both train/<class>/ and test/<class>/"
-            )
+            raise UsageError(f"{root / part} is missing: --data-root needs both train/<class>/ and test/<class>/")
     train, test = _list_classes(root / "train"), _list_classes(root / "test")
     for name in test:
         if name not in train:
-            raise UsageError(
-                f"{root / 'test' / name} has no counterpart {root / 'train' / name}: add or rename it"
-            )
+            raise UsageError(f"{root / 'test' / name} has no counterpart {root / 'train' / name}: add or rename it")
     classes = tuple(train)
     return Listing(
         root,
@@ -86,9 +80,7 @@ def _list_splits(root: Path) -> Listing:
 
 def _split(root: Path, found: dict[str, list[Path]]) -> Listing:
     """Cut a fifth off each class, always the same one, so that every class is trained."""
-    random = np.random.RandomState(
-        SPLIT_SEED
-    )  # its stream is frozen, unlike that of numpy's newer generators
+    random = np.random.RandomState(SPLIT_SEED)  # its stream is frozen, unlike that of numpy's newer generators
     train: list[tuple[Path, int]] = []
     test: list[tuple[Path, int]] = []
     for label, files in enumerate(found.values()):
@@ -96,9 +88,7 @@ def _split(root: Path, found: dict[str, list[Path]]) -> Listing:
         for index, file in enumerate(files):
             (test if index in chosen else train).append((file, label))
     if not test:
-        raise UsageError(
-            f"{root} has fewer than 5 images in every class, too few to split: give train/ and test/"
-        )
+        raise UsageError(f"{root} has fewer than 5 images in every class, too few to split: give train/ and test/")
     return Listing(root, tuple(found), tuple(train), tuple(test))
 
 
@@ -106,9 +96,7 @@ def _list_classes(folder: Path) -> dict[str, list[Path]]:
     """Class name → its pictures at any depth, both sorted; what is hidden is nobody's picture."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(names) < 2:
-        raise UsageError(
-            f"{folder} has {len(names)} class folders, and a classifier needs two or more: see {LAYOUT}"
-        )
+        raise UsageError(f"{folder} has {len(names)} class folders, and a classifier needs two or more: see {LAYOUT}")
     found = {}
     for name in names:
         files = [
@@ -117,9 +105,7 @@ def _list_classes(folder: Path) -> dict[str, list[Path]]:
             if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
         ]
         if not files:
-            raise UsageError(
-                f"{folder / name} has no images ({', '.join(sorted(SUFFIXES))}): add some or remove it"
-            )
+            raise UsageError(f"{folder / name} has no images ({', '.join(sorted(SUFFIXES))}): add some or remove it")
         found[name] = files
     return found
 
@@ -134,9 +120,7 @@ def _decode_all(root: Path, files: tuple[tuple[Path, int], ...], size: int, dige
             with pillow.open(io.BytesIO(data)) as picture:
                 row.copy_(_fit(ops, picture, size))
         except Exception as error:  # on damaged bytes decoders raise what they like, down to struct.error
-            raise UsageError(
-                f"{path} cannot be read as an image ({reason(error)}): replace or remove it"
-            ) from error
+            raise UsageError(f"{path} cannot be read as an image ({reason(error)}): replace or remove it") from error
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(data)}\0".encode(errors="surrogateescape"))
         digest.update(data)
     return Pixels(images, torch.tensor([label for _, label in files], dtype=torch.int64))

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from course_lib.engine import Plan, RunLog, TrainState, World, evaluate
-from course_lib.engine.report import write_report
-from course_lib.engine.step import Step
-from course_lib.engine.trainer import epoch_line
+from course_lib.engine import Plan, Position, RunLog, TrainState, World, evaluate
+from course_lib.engine.report import epoch_line, write_report
+from course_lib.engine.step import Step, steps_from
 from course_lib.workloads.data import ImageData
 from course_lib.workloads.options import DTYPES, Options
 from course_lib.workloads.vision import MOMENTUM, WEIGHT_DECAY, build_model, schedule
@@ -52,6 +51,21 @@ def test_metrics(model: nn.Module, data: ImageData, world: World) -> dict[str, f
         }
 
     return evaluate(model, data.test, world, totals)
+
+
+def plain_steps(options: Options, plan: Plan, data: ImageData, world: World, model: nn.Module) -> Iterator[Step]:
+    """All steps of the job from the first one on, with a progress bar; nothing is saved or resumed."""
+    steps = steps_from(
+        Position(),
+        options.epochs,
+        data.train,
+        plan,
+        world,
+        model,
+        max_local_batch=options.max_local_batch,
+        num_workers=options.num_workers,
+    )
+    return progress(steps, options.epochs * plan.steps_per_epoch, world)
 
 
 class Recorder:

@@ -25,6 +25,4 @@ def require(module: str, option: str, cure: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, RuntimeError, OSError) as error:
         package = module.partition(".")[0]
-        raise UsageError(
-            f"{option} needs {package}, which does not load ({reason(error)}): {cure}"
-        ) from error
+        raise UsageError(f"{option} needs {package}, which does not load ({reason(error)}): {cure}") from error

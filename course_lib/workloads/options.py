@@ -44,13 +44,23 @@ class Options:
     def data_spec(self) -> DataSpec:
         return DataSpec(self.data, self.data_root, self.augment, DTYPES[self.dtype])
 
-    def identity(self, data_identity: str) -> dict[str, Any]:
-        """What a resumed run must share with its snapshot."""
-        return {"data": data_identity, "model": self.model, "norm": self.norm, "augment": self.augment}
+    def for_trainer(self, data_identity: str) -> dict[str, Any]:
+        """The Trainer's keyword arguments that are options of the command line.
 
-    def settings(self) -> dict[str, Any]:
-        """What may change at a resume, and is then logged."""
-        return {"lr": self.lr, "num_workers": self.num_workers, "max_local_batch": self.max_local_batch}
+        `identity` is what a resumed run must share with its snapshot, `settings` what may change and is then logged.
+        """
+        return {
+            "epochs": self.epochs,
+            "global_batch_size": self.global_batch_size,
+            "max_local_batch": self.max_local_batch,
+            "seed": self.seed,
+            "num_workers": self.num_workers,
+            "snapshot_every": self.snapshot_every,
+            "keep": self.keep,
+            "strict": self.snapshot_strict,
+            "identity": {"data": data_identity, "model": self.model, "norm": self.norm, "augment": self.augment},
+            "settings": {"lr": self.lr, "num_workers": self.num_workers, "max_local_batch": self.max_local_batch},
+        }
 
 
 class _Parser(argparse.ArgumentParser):

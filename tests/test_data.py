@@ -52,8 +52,7 @@ def test_digits_are_the_real_ones_split_once(plain: ImageData) -> None:
     table = np.loadtxt(digits.digits_file(), delimiter=",")
     large = weights @ table[:, :-1].reshape(-1, 8, 8) @ weights.T
     expected = [
-        (np.rint(x * 255 / 16).astype(np.uint8).tobytes(), int(y))
-        for x, y in zip(large, table[:, -1], strict=True)
+        (np.rint(x * 255 / 16).astype(np.uint8).tobytes(), int(y)) for x, y in zip(large, table[:, -1], strict=True)
     ]
     got = [
         (image.numpy().tobytes(), int(label))

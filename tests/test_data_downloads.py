@@ -189,9 +189,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_set_is_not_taken_for_whole(
-    name: str, kind: str, tmp_path: Path, requests: list[str]
-) -> None:
+def test_a_damaged_set_is_not_taken_for_whole(name: str, kind: str, tmp_path: Path, requests: list[str]) -> None:
     put(tmp_path, FILES[name])
     DAMAGE[kind](tmp_path / list(FILES[name])[-2])  # of the test split
     with pytest.raises(UsageError, match="missing or damaged"):

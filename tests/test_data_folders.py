@@ -14,9 +14,7 @@ from course_lib.workloads.folders import list_folder, load_folder
 from course_lib.workloads.images import ImageSet
 
 
-def picture(
-    path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32), mode: str = "RGB"
-) -> None:
+def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32), mode: str = "RGB") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path)
 

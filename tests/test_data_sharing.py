@@ -115,9 +115,7 @@ def here(source: Source, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Point torchvision at the source in this process; the result does the same for another one."""
     settings = {
         "mirrors": [f"http://127.0.0.1:{source.server_address[1]}/"],
-        "resources": [
-            (name, md5(data, usedforsecurity=False).hexdigest()) for name, data in source.files.items()
-        ],
+        "resources": [(name, md5(data, usedforsecurity=False).hexdigest()) for name, data in source.files.items()],
     }
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for name, value in settings.items():

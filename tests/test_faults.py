@@ -297,17 +297,17 @@ def test_only_a_held_lock_stops_the_other_threads(tmp_path: Path, how: str) -> N
     assert any(begin + 0.1 < tick < end - 0.1 for tick in ticks) == (how != "gil")
 
 
-def test_a_signal_does_not_end_a_hang_that_holds_the_lock(tmp_path: Path) -> None:
+def test_signals_do_not_end_a_hang_that_holds_the_lock(tmp_path: Path) -> None:
     order: list[str] = []
     before = signal.signal(signal.SIGALRM, lambda *_: order.append("signal"))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         Injector(Fault("hang", how="gil", seconds=0.3, at="data"), tmp_path, 0, 1, silent)("data", 10)
         order.append("end")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert order == ["signal", "end"]
+    assert order[:2] == ["signal", "signal"] and "end" in order
 
 
 @pytest.mark.parametrize("at", ["data", "forward", "backward", "optimizer"])
@@ -344,9 +344,10 @@ def test_a_nan_reaches_every_tensor_of_a_nested_output(tmp_path: Path) -> None:
     assert outputs["logits"].isnan().all() and outputs["tokens"].tolist() == [1, 1] and others == [["name"], None]
 
 
-def test_a_nan_cannot_be_put_into_whole_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])  # all ranks refuse it: rank 0 tells the user, and ends the job
+def test_a_nan_cannot_be_put_into_whole_numbers(tmp_path: Path, rank: int) -> None:
     model = nn.Embedding(4, 2)
-    injector = Injector(parse("nan:at=data"), tmp_path, 0, 1, silent)
+    injector = Injector(parse("nan:at=data"), tmp_path, rank, 2, silent)
     injector.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match="--fault nan:at=data.*whole numbers.*at=forward"):
         model(torch.tensor([1, 2]))

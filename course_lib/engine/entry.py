@@ -1,22 +1,26 @@
 """How a worker ends: the exit code, one clear line, the traceback in the log, and a word to the agent."""
 
 import atexit
+import faulthandler
+import json
 import os
 import signal
-import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
-
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_lib.engine.errors import PeerLost, Preempted, UsageError
 from course_lib.engine.runlog import RunLog
+from course_lib.engine.watchdog import is_agent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 143
-_AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "course_lib.engine.launch")
+_PATIENCE_S = 1.0
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -27,40 +31,68 @@ def run(main: Callable[[], object]) -> NoReturn:
     interpreter: gloo's threads abort it in the middle of that now and then (1 to 5 of 80 ends here), also after a
     barrier, and torchrun would take the finished job for a failed one. Functions given to `atexit` run.
     """
+    with suppress(OSError, ValueError):  # a notebook's stderr has no file
+        faulthandler.enable()
     code = 0
     try:
-        record(main)()
+        main()
     except UsageError as error:
         code = EXIT_USAGE
-        _say(f"error: {error}", everyone=False)
-        _stop_agent()
+        _refuse(error)
     except Preempted as error:
         code = EXIT_PREEMPTED
-        _say(str(error), everyone=False)
-        if error.tell_agent:
-            _stop_agent()
+        if _local_rank() == "0":
+            _say(str(error))
+            if error.tell_agent:
+                _stop_agent()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            _say(error.code)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-        _say("interrupted", everyone=False)
+        if _local_rank() == "0":
+            _say("interrupted")
     except BaseException as error:
         code = EXIT_FAILED
         _report(error)
     if code == 0:
         atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 
-def _say(text: str, everyone: bool) -> None:
-    if everyone or os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stderr.write(text + "\n")  # one write, so that the lines of two ranks don't tear
+def _local_rank() -> str:
+    return os.environ.get("LOCAL_RANK", "0")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")  # one write, so that the lines of two ranks don't tear
+
+
+def _refuse(error: UsageError) -> None:
+    """Say what is wrong, once on each machine, and end the agent.
+
+    Every rank sees a mistake in the options, so local rank 0 speaks. What a rank met alone, in the middle of
+    training, the first to meet it says: `open_world` marks it.
+    """
+    if not getattr(error, "first_here", _local_rank() == "0"):
+        return
+    # An error from a loader's worker process arrives wrapped in that process's traceback; its last line is ours.
+    name = f"{UsageError.__module__}.{UsageError.__qualname__}: "
+    line = f"error: {str(error).strip().splitlines()[-1].removeprefix(name)}"
+    _say(line)
+    _record(line, "")
+    _stop_agent()
 
 
 def _report(error: BaseException) -> None:
-    """One line that names the rank, the step and the cause; the traceback goes to the log, or here without one."""
+    """One line that names the rank, the step and the cause, and the traceback: here, and in the log if there is one.
+
+    An error that all ranks raise is shown by the rank where it happened, or by local rank 0.
+    """
     log = RunLog.current
     where = f"rank {os.environ.get('RANK', '0')}"
     if log is not None and log.last_step is not None:
@@ -69,34 +101,60 @@ def _report(error: BaseException) -> None:
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if log is not None:
         log("error", error=text, traceback=trace)
-    in_log = log is not None and log.path is not None
-    if isinstance(error, PeerLost):
-        text = f"lost another rank, which probably died; its own last lines or the agent's summary say why ({text})"
-    if not (in_log and isinstance(error, PeerLost)):
-        sys.stderr.write(trace)
-    at = f" [traceback: {log.path}]" if log is not None and log.path is not None else ""
-    _say(f"{where}: {text}{at}", everyone=True)
+    path = log.path if log is not None else None
+    lost = isinstance(error, PeerLost)
+    if lost:
+        text += "; its own last lines or the agent's summary say why"
+    line = f"{where}: {text}" + (f" [traceback: {path}]" if path is not None else "")
+    if not getattr(error, "everywhere", False) or error.__cause__ is not None or _local_rank() == "0":
+        _say(line if lost and path is not None else trace + line)
+    if lost and _agent_ends_us(error):
+        return
+    _record(line, "" if lost else trace)
+
+
+def _agent_ends_us(error: BaseException) -> bool:
+    """Wait a moment for the agent's SIGTERM, so that it sees who died first, and names that one as the cause.
+
+    It comes within a tenth of a second when the dead rank was on this machine. When it doesn't come, the cause is
+    elsewhere, or there is a rank that hangs, and this rank's own failure is what the agent acts upon.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or getattr(error, "agent_knows", False):
+        return False
+    told: list[int] = []
+
+    def note(signum: int, _: FrameType | None) -> None:
+        told.append(signum)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, note)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(told)
+
+
+def _record(line: str, trace: str) -> None:
+    """Leave the failure where the agent's summary looks for it, ending with the line that says it all.
+
+    torch's own `record` writes that file piece by piece; an agent that reads half of one ends the job, with
+    restarts left. Hence the rename.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    extra = {"py_callstack": trace + line, "timestamp": str(int(time.time()))}
+    whole = Path(f"{path}.{os.getpid()}")
+    with suppress(OSError):
+        whole.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
+        whole.replace(path)
 
 
 def _stop_agent() -> None:
-    """Tell the elastic agent above local rank 0 to end, so that nothing is started again.
+    """Tell the elastic agent that started this worker to end, so that nothing is started again.
 
     Only a parent whose command line says that it is an agent: it could be a shell, or a notebook's kernel.
     """
     parent = os.getppid()
-    if os.environ.get("LOCAL_RANK") != "0" or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    if any(name in command_line(parent) for name in _AGENTS):
+    if "TORCHELASTIC_RUN_ID" in os.environ and is_agent(parent):
         os.kill(parent, signal.SIGTERM)
-
-
-def command_line(pid: int) -> str:
-    """The command line of a process, or "" when it cannot be known."""
-    path = Path(f"/proc/{pid}/cmdline")
-    try:
-        if path.exists():
-            return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        shown = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
-        return shown.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from course_lib.engine.errors import NonFiniteError, SnapshotError, UsageError
-from course_lib.engine.order import Plan, Position
+from course_lib.engine.identity import Identity
+from course_lib.engine.order import Position
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.snapshots import (
     Claim,
@@ -18,12 +19,11 @@ from course_lib.engine.snapshots import (
     Restored,
     SnapshotStore,
     claim_generation,
-    cpu_model,
     find_snapshot,
 )
 from course_lib.engine.state import TrainState
 from course_lib.engine.step import Step
-from course_lib.engine.tree import digest, map_tensors, portable
+from course_lib.engine.tree import map_tensors, portable
 from course_lib.engine.world import World, shared
 
 Hook = Callable[[str, int], None]
@@ -31,11 +31,12 @@ Hook = Callable[[str, int], None]
 
 @dataclass
 class Progress:
-    """Where the run stands, its record of each epoch, and the running totals of the epoch at hand."""
+    """Where the run stands, its record of each epoch, the epoch's running totals, and the last step's rate."""
 
     position: Position = field(default_factory=Position)
     history: list[dict[str, Any]] = field(default_factory=list)
     running: dict[str, float] = field(default_factory=dict)
+    lr: float = 0.0
 
 
 class Keeper:
@@ -45,14 +46,12 @@ class Keeper:
         self,
         world: World,
         state: TrainState,
-        plan: Plan,
         store: SnapshotStore,
         log: RunLog,
         hook: Hook,
         *,
         strict: bool,
-        identity: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        identity: Identity,
     ) -> None:
         self.world = world
         self.state = state
@@ -60,16 +59,14 @@ class Keeper:
         self.log = log
         self._hook = hook
         self._strict = strict
-        shapes = {name: [str(p.dtype), *p.shape] for name, p in state.module.state_dict().items()}
-        own = {"parameters": digest(shapes), **asdict(plan)}
-        self._identity: dict[str, Any] = portable(own | dict(identity), "identity")
-        self._settings: dict[str, Any] = portable(dict(settings), "settings")
+        self._identity = identity
         self._claim: Claim | None = None
         self._heartbeat: Heartbeat | None = None
         self.saved_step: int | None = None
 
     def resume(self, epochs: int, say: Callable[[str], None]) -> Progress | None:
         """Restore the newest good snapshot and claim the next generation; None, and no trace, when all is done."""
+        self.saved_step = None
         found = find_snapshot(self.store, self.world)
         progress = Progress()
         notes: list[str] = []
@@ -80,7 +77,8 @@ class Keeper:
                 done = progress.position.epoch
                 say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
                 return None
-            notes = self.state.load_state_dict(found.content["state"]) + self._changes(found)
+            notes = self.state.load_state_dict(found.content["state"])
+            notes += self._identity.changes(found.content, found.manifest, self.world)
         self._claim = claim_generation(self.store, self.world, found)
         self.world = replace(self.world, generation=self._claim.generation)
         self.log.generation = self._claim.generation
@@ -92,39 +90,14 @@ class Keeper:
         return progress
 
     def _refuse_another_job(self, found: Restored) -> None:
-        saved = found.content["identity"]
-        differences = [
-            f"{key.replace('_', ' ')} {saved.get(key)} there, {self._identity.get(key)} here"
-            for key in sorted(set(saved) | set(self._identity))
-            if saved.get(key) != self._identity.get(key)
-        ]
+        differences = self._identity.differences(found.content)
         if differences:
             raise shared(
                 UsageError(
-                    f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences)}): "
+                    f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences[:5])}): "
                     "use the options it had, or another --run-dir"
                 )
             )
-
-    def _changes(self, found: Restored) -> list[str]:
-        """What may change at a resume and did, a sentence each."""
-        manifest = found.manifest
-        assert manifest is not None
-        saved = found.content["settings"]
-        notes = [
-            f"{key.replace('_', ' ')} {saved[key]} -> {value}"
-            for key, value in self._settings.items()
-            if key in saved and saved[key] != value
-        ]
-        if manifest.world_size != self.world.world_size:
-            size = self._identity["global_batch_size"]
-            notes.append(f"ranks {manifest.world_size} -> {self.world.world_size}, the global batch stays {size}")
-        here = {"cpu": cpu_model(), "torch": torch.__version__}
-        there = {"cpu": manifest.machine.get("cpu"), "torch": manifest.versions.get("torch")}
-        for key in here:
-            if here[key] != there[key]:
-                notes.append(f"{key} {there[key]} -> {here[key]}: the bits may part from here on")
-        return notes
 
     def _log_resume(self, found: Restored, progress: Progress, notes: list[str], say: Callable[[str], None]) -> None:
         for bad, reason in found.skipped:
@@ -162,7 +135,7 @@ class Keeper:
             return
         self.state.broadcast_buffers()
         self._refuse_bad_weights(step)
-        outcome: Manifest | str | None = None
+        outcome: Manifest | TypeError | str | None = None
         if self.world.rank == 0:
             outcome = self._write(progress)
         else:
@@ -171,34 +144,38 @@ class Keeper:
         if isinstance(outcome, Manifest):
             self.saved_step = step
             return
+        if isinstance(outcome, TypeError):
+            raise shared(outcome)  # no later snapshot would go better, so it ends the run, on all ranks
         self.log("snapshot_skipped", step=step, reason=outcome)
         if self._strict:
             raise shared(SnapshotError(f"no snapshot after step {step}: {outcome}"))
         if self.world.rank == 0:
             print(f"no snapshot after step {step}, training goes on: {outcome}", file=sys.stderr, flush=True)
 
-    def _write(self, progress: Progress) -> Manifest | str:
-        """The manifest of the published snapshot, or why there is none."""
+    def _write(self, progress: Progress) -> Manifest | TypeError | str:
+        """The manifest of the published snapshot, or why there is none: the disk, or what it cannot hold."""
         assert self._claim is not None
-        content = {
-            "state": self.state.state_dict(),
-            "progress": portable(asdict(progress), "progress"),
-            "identity": self._identity,
-            "settings": self._settings,
-        }
         started = time.monotonic()
         try:
+            content = {
+                "state": self.state.state_dict(),
+                "progress": portable(asdict(progress), "progress"),
+                "identity": self._identity.fixed,
+                "settings": self._identity.settings,
+            }
             manifest = self.store.save(
                 self._claim,
                 content,
                 step=progress.position.step,
                 epoch=progress.position.epoch,
                 world_size=self.world.world_size,
-                config=self._identity | self._settings,
+                config=self._identity.fixed | self._identity.settings,
                 before_publish=lambda: self._hook("snapshot", progress.position.step),
             )
         except OSError as error:
             return f"{type(error).__name__}: {error}"
+        except TypeError as error:
+            return error
         seconds = time.monotonic() - started
         self.log("snapshot_saved", step=manifest.step, stall_s=seconds, write_s=seconds, bytes=manifest.bytes)
         return manifest
@@ -229,4 +206,4 @@ class Keeper:
 
 def _progress(content: Mapping[str, Any]) -> Progress:
     saved = content["progress"]
-    return Progress(Position(**saved["position"]), list(saved["history"]), dict(saved["running"]))
+    return Progress(Position(**saved["position"]), list(saved["history"]), dict(saved["running"]), saved["lr"])

@@ -31,7 +31,8 @@ def find_place(rank: int | None, world_size: int | None, master: tuple[str, int]
 
 def _from_environment(env: Mapping[str, str]) -> Place:
     if "LOCAL_RANK" not in env:
-        if int(env.get("WORLD_SIZE", "1")) > 1:
+        # A pod of a PyTorchJob has WORLD_SIZE: whoever starts a script there by itself did not mean to train alone.
+        if (env.get("WORLD_SIZE") or "1") != "1":
             raise UsageError(
                 f"WORLD_SIZE={env['WORLD_SIZE']} is set but LOCAL_RANK is not: start the script with torchrun, "
                 "or unset WORLD_SIZE and RANK to run it alone"

@@ -12,15 +12,12 @@ from course_lib.engine.runlog import Event, read_events
 def surviving_steps(events: list[Event]) -> dict[int, Event]:
     """The step events that made the final weights, by step number: a replay by a newer generation wins.
 
-    Every rank logs each step; the lowest one's record stands for all.
+    Every rank logs each step; the lowest one's record stands for all. A script without snapshots has no generations;
+    when one ran in the same directory, its steps count as older.
     """
-    steps: dict[int, Event] = {}
-    for event in events:
-        if event["event"] == "step":
-            old = steps.get(event["step"])
-            if old is None or (event["generation"], -event["rank"]) > (old["generation"], -old["rank"]):
-                steps[event["step"]] = event
-    return dict(sorted(steps.items()))
+    done = [event for event in events if event["event"] == "step"]
+    done.sort(key=lambda event: (event["generation"] or 0, -event["rank"]))  # the last one stays
+    return dict(sorted({event["step"]: event for event in done}.items()))
 
 
 def steps_replayed(events: list[Event]) -> int:
@@ -32,18 +29,20 @@ def steps_replayed(events: list[Event]) -> int:
 def recovery_seconds(events: list[Event]) -> list[float]:
     """For each death, the time from the fault (else from the last step before it) to the first new step, in s."""
     seconds = []
-    last_generation, last_step_t = None, 0.0
+    last_generation, last_step_t = 0, 0.0
     for event in events:
-        if event["event"] != "step":
-            continue
-        if last_generation is not None and event["generation"] > last_generation:
-            between = [e for e in events if last_step_t < e["t"] < event["t"]]
-            if not any(e["event"] == "stop_requested" for e in between):
-                faults = [e["t"] for e in between if e["event"] == "fault"]
-                seconds.append(round(event["t"] - min(faults, default=last_step_t), 3))
+        generation = event["generation"]
         # A rank of the old generation can still log its last step after a peer has died.
-        if last_generation is None or event["generation"] >= last_generation:
-            last_generation, last_step_t = event["generation"], event["t"]
+        if event["event"] != "step" or generation is None or generation < last_generation:
+            continue
+        if generation > last_generation:
+            between = [e for e in events if last_step_t < e["t"] < event["t"]]
+            faults = [e["t"] for e in between if e["event"] == "fault" and e.get("kind") != "slow"]
+            stopped = any(e["event"] == "stop_requested" for e in between)
+            # Before the first step of all, only a fault tells of a death.
+            if not stopped and (faults or last_generation > 0):
+                seconds.append(round(event["t"] - min(faults, default=last_step_t), 3))
+        last_generation, last_step_t = generation, event["t"]
     return seconds
 
 
@@ -61,7 +60,7 @@ def summarize(events: list[Event]) -> dict[str, Any]:
         "world_sizes": [loaded[generation] for generation in sorted(loaded)],
         "steps_replayed": steps_replayed(events),
         "recovery_seconds": recovery_seconds(events),
-        "goodput": round(sum(e["seconds"] for e in steps.values()) / wall, 4) if wall else 0.0,
+        "goodput": round(sum(e.get("seconds", 0.0) for e in steps.values()) / wall, 4) if wall else 0.0,
     }
 
 

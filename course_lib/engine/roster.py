@@ -84,7 +84,10 @@ def _who_is_missing(store: Store, world_size: int, name: str) -> str:
 
 
 def wait_for_port(host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens there: TCPStore's own retries end in a page of C++ stack instead of a line."""
+    """Wait until somebody listens there; TimeoutError says why nobody could be reached.
+
+    TCPStore's own retries end in a page of C++ stack instead of a line.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -93,7 +96,7 @@ def wait_for_port(host: str, port: int, timeout_s: float) -> None:
         except OSError as error:
             if time.monotonic() >= deadline:
                 cause = "the name does not resolve" if isinstance(error, socket.gaierror) else str(error)
-                raise RuntimeError(
+                raise TimeoutError(
                     f"no connection to the rendezvous store at {host}:{port} within {timeout_s:g} s: {cause}"
                 ) from None
             time.sleep(0.1)

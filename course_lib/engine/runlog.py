@@ -5,6 +5,7 @@ Each process appends to a file of its own, because shared appends tear on networ
 """
 
 import json
+import math
 import os
 import socket
 import sys
@@ -55,7 +56,10 @@ class RunLog:
 
     def open(self) -> None:
         """Create the file and write what has waited; from now on each event is on its way to disk at once."""
-        if self.path is None or self._file is not None:
+        if self._file is not None:
+            return
+        if self.path is None:
+            self._file = os.open(os.devnull, os.O_WRONLY)  # nobody will read what would wait in memory
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +73,10 @@ class RunLog:
         self._waiting.clear()
 
     def _write(self, line: str) -> None:
+        data = (line + "\n").encode()
         try:
-            os.write(self._file or 0, (line + "\n").encode())
+            while data:  # once, unless the disk is full in the middle of the line: the next try then says so
+                data = data[os.write(self._file or 0, data) :]
         except OSError as error:
             self._give_up(error)
 
@@ -102,14 +108,19 @@ def read_events(run_dir: str | Path) -> Events:
             if not line.strip():
                 continue
             try:
-                event = json.loads(line)
-                float(event["t"]), str(event["event"])
-            except (ValueError, TypeError, KeyError):
+                events.append(_checked(json.loads(line)))
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 bad += 1
-            else:
-                events.append(event)
     # The sort is stable, so that events of one process with equal times keep their order.
-    return Events(sorted(events, key=lambda event: float(event["t"])), bad)
+    return Events(sorted(events, key=lambda event: event["t"]), bad)
+
+
+def _checked(event: Any) -> Event:
+    """The event, if it has what readers rely on; else one of the errors that bad JSON gives."""
+    numbers = [event["t"], event["rank"], event["generation"] or 0, event["step"] if event["event"] == "step" else 0]
+    if not all(isinstance(number, (int, float)) for number in numbers) or not math.isfinite(event["t"]):
+        raise ValueError("a number is missing")
+    return dict(event)
 
 
 def process_start_time() -> float:

@@ -104,8 +104,11 @@ class TrainState:
         Raises UsageError, and changes nothing, when a part is missing in `state` or has no place here.
         """
         parts = self._parts()
-        _same_keys(set(state) - {"configured_lrs"}, set(parts), "")
+        _same_keys(set(state), {*parts, "configured_lrs"}, "")
         _same_keys(set(state["model"]), set(self.module.state_dict()), "model.")
+        there, here = _group_sizes(state["optimizer"]), _group_sizes(self.optimizer.state_dict())
+        if there != here:
+            raise _refusal(f"parameter groups of {there} tensors there, of {here} here")
         for name, part in parts.items():
             part.load_state_dict(state[name])
         return self._apply_configured_lrs(state["configured_lrs"])
@@ -116,13 +119,29 @@ class TrainState:
         for i, (old, new) in enumerate(zip(saved, self._configured_lrs, strict=True)):
             if old != new and old > 0:
                 group = self.optimizer.param_groups[i]
-                group["lr"] *= new / old
-                if "initial_lr" in group:
-                    group["initial_lr"] = new
+                # Cyclic schedules keep their peaks, one in the groups and the other in itself.
+                for key in group.keys() & {"lr", "initial_lr", "max_lr", "min_lr"}:
+                    group[key] *= new / old
                 for scheduler in _flat(self.scheduler):
-                    scheduler.base_lrs[i] = new
+                    for rates in (scheduler.base_lrs, getattr(scheduler, "max_lrs", None)):
+                        if rates is not None:
+                            rates[i] *= new / old
                 changes.append(f"learning rate {old:g} -> {new:g}")
         return changes
+
+    def update(self, max_norm: float | None = None) -> None:
+        """One step of the optimizer and the schedule; clips the gradients to `max_norm` (2-norm over all) first."""
+        if max_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def broadcast_buffers(self) -> None:
         """Give every rank the buffers of rank 0: after a step they differ, as each saw other samples."""
@@ -151,9 +170,15 @@ def _same_keys(saved: set[str], here: set[str], prefix: str) -> None:
     missing, unknown = sorted(here - saved), sorted(saved - here)
     if missing or unknown:
         words = [f"lacks {prefix}{key}" for key in missing[:3]] + [f"has {prefix}{key}" for key in unknown[:3]]
-        raise UsageError(
-            f"the snapshot is not of this job: it {', '.join(words)}; use another --run-dir or the job's own options"
-        )
+        raise _refusal(f"it {', '.join(words)}")
+
+
+def _group_sizes(optimizer: Mapping[str, Any]) -> list[int]:
+    return [len(group["params"]) for group in optimizer["param_groups"]]
+
+
+def _refusal(why: str) -> UsageError:
+    return UsageError(f"the snapshot is not of this job: {why}; use another --run-dir or the job's own options")
 
 
 def _flat(scheduler: Any) -> list[Any]:

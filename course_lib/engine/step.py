@@ -78,12 +78,12 @@ class Step:
             # Dropout has no generator to pass: it draws after a seed that only depends on where we are.
             seed_everything(self.seed, self.number, self.world.rank, i)
             last = i == len(self.batches) - 1
-            with _few_samples(self.model, count), _sync(self.model, last):
+            with _few_samples(self.model, count, self.world), _sync(self.model, last):
                 yield MicroBatch(data, count, weight, self)
 
     def _template(self) -> Any:
-        """One of rank 0's samples, for the ranks whose share of a small step is empty."""
-        return self.world.broadcast(map_tensors(self.batches[0], lambda tensor: tensor[:1]))
+        """Rank 0's share, which is one sample, for the ranks whose share of a small step is empty."""
+        return self.world.broadcast(self.batches[0])
 
     def _on_device(self, data: Any) -> Any:
         device = self.world.device
@@ -131,17 +131,21 @@ def steps_from(
 
 
 @contextmanager
-def _few_samples(model: nn.Module, count: int) -> Iterator[None]:
-    """With fewer than two samples there are no batch statistics: use the running ones."""
+def _few_samples(model: nn.Module, count: int, world: World) -> Iterator[None]:
+    """With fewer than two samples there are no batch statistics: use the running ones.
+
+    A SyncBatchNorm takes its statistics over all ranks, who would wait for the one that does not take part.
+    """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    if count >= 2 or not norms:
-        yield
-        return
-    for norm in norms:
+    if world.world_size > 1:
+        norms = [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]
+    for norm in norms if count < 2 else []:
         norm.eval()
-    yield
-    for norm in norms:
-        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()
 
 
 def _sync(model: nn.Module, last: bool) -> Any:

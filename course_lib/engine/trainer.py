@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from course_lib.engine.errors import NonFiniteError, Preempted, SnapshotError, UsageError
+from course_lib.engine.feed import seed_everything
+from course_lib.engine.identity import Identity
 from course_lib.engine.keeper import Hook, Keeper, Progress
 from course_lib.engine.order import Plan, Position
 from course_lib.engine.report import epoch_line, write_report
@@ -60,21 +62,19 @@ class Trainer:
             raise UsageError("epochs and snapshot_every must be at least 1")
         self.plan = Plan(len(self.dataset), self.global_batch_size, self.seed)  # type: ignore[arg-type]  # map-style
         self.progress = Progress()
-        self._last_lr = self.state.lr
         self._log = self.log or RunLog(self.run_dir)
+        self._log.rank, self._log.world_size = here.rank, here.world_size  # `mp.spawn` sets no environment
         self._log("group_ready")
         self._say: Callable[[str], None] = self.say if here.rank == 0 else lambda text: None
         settings = {"epochs": self.epochs, "snapshot_every": self.snapshot_every} | dict(self.settings)
         self._keeper = Keeper(
             here,
             self.state,
-            self.plan,
             SnapshotStore(self.run_dir, self.keep),
             self._log,
             self.hook,
             strict=self.strict,
-            identity=self.identity,
-            settings=settings,
+            identity=Identity(self.state, self.plan, self.identity, settings),
         )
 
     @property
@@ -84,37 +84,26 @@ class Trainer:
 
     def fit(self, loss: Callable[[Any], torch.Tensor], max_norm: float | None = None) -> None:
         """The loop over `steps()` that most jobs need; `loss(data)` is the mean loss of a micro-batch."""
-        optimizer, scheduler, scaler = self.state.optimizer, self.state.scheduler, self.state.scaler
         for step in self.steps():
-            optimizer.zero_grad()
+            self.state.optimizer.zero_grad()
             for batch in step:
                 batch.backward(loss(batch.data))
-            if max_norm is not None:
-                if scaler is not None:
-                    scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_(self.state.model.parameters(), max_norm)
-            if scaler is not None:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
+            self.state.update(max_norm)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Generator[Step, None, None]:
         """Yield each step that is still to do; its effects count once the loop's body has come back for the next.
 
         It resumes from the newest good snapshot first, and begins with one throw-away step whose effects on the
         model, the optimizer and everything in the TrainState are undone. Raises Preempted after a clean stop,
         UsageError when the run directory or its snapshots cannot be used, NonFiniteError when the loss is NaN.
         """
-        progress = self._keeper.resume(self.epochs, self._say)
-        if progress is None:
-            return
-        self.progress = progress
-        self.world.stop.start()
-        self.world.stop.armed = True
         with closing(self._keeper):
+            progress = self._keeper.resume(self.epochs, self._say)
+            if progress is None:
+                return
+            self.progress = progress
+            self.world.stop.start()
+            self.world.stop.armed = True
             yield from self._remaining_steps()
             self._finish()
         self.world.stop.armed = False
@@ -130,7 +119,9 @@ class Trainer:
                 else:
                     step = next(steps)
                 self.hook("data", step.number)
-                started, self._last_lr = time.monotonic(), self.state.lr
+                started, self.progress.lr = time.monotonic(), self.state.lr
+                # What the body draws before its first micro-batch must not depend on the past either.
+                seed_everything(self.plan.seed, step.number, self.world.rank, -1)
                 yield step
                 self._after_step(step, started)
             if self.plan.epoch_done(self.progress.position):
@@ -167,19 +158,22 @@ class Trainer:
             step=step.number,
             epoch=step.epoch,
             samples=list(step.samples),
-            lr=self._last_lr,
+            lr=self.progress.lr,
             seconds=time.monotonic() - started,
             **means,
         )
         # The last step's snapshot waits for the evaluation, so that a finished run is one that was evaluated.
-        if not (step.last_of_epoch and step.epoch == self.epochs - 1):
-            if self.progress.position.step % self.snapshot_every == 0:
-                self._keeper.save(self.progress)
-            self._stop_if_asked(*sums[-2:])
+        last = step.last_of_epoch and step.epoch == self.epochs - 1
+        if not last and self.progress.position.step % self.snapshot_every == 0:
+            self._keeper.save(self.progress)
+        self._stop_if_asked(*sums[-2:])
 
     def _check_finite(self, step: Step, loss: float) -> None:
         """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
-        if math.isfinite(loss) or (self.state.scaler is not None and self.state.is_finite()):
+        if math.isfinite(loss):
+            return
+        # A rank's own buffers may have overflowed while the others' have not, so the ranks must agree.
+        if self.state.scaler is not None and all(self.world.gather(self.state.is_finite())):
             return
         low, high = step.samples
         raise shared(
@@ -194,13 +188,15 @@ class Trainer:
         position, running = self.progress.position, self.progress.running
         self.hook("eval", position.step)
         self.state.broadcast_buffers()
-        metrics = dict(self.evaluate()) if self.evaluate is not None else {}
+        seed_everything(self.plan.seed, position.step, self.world.rank, -2)
+        measured = self.evaluate() if self.evaluate is not None else {}
         samples = running.pop("samples", 1.0)
-        metrics = {f"train_{name}": total / samples for name, total in running.items()} | metrics
-        record = {"epoch": position.epoch, "steps": self.plan.steps_per_epoch, "lr": self._last_lr, **metrics}
+        metrics = {f"train_{name}": total / samples for name, total in running.items()}
+        metrics |= {name: float(value) for name, value in measured.items()}
+        record = {"epoch": position.epoch, "steps": self.plan.steps_per_epoch, "lr": self.progress.lr, **metrics}
         self._log("epoch", step=position.step, **record)
         self._say(epoch_line(record, self.epochs, self.plan.global_batch_size))
-        self.progress = Progress(self.plan.next_epoch(position), [*self.progress.history, record], {})
+        self.progress = Progress(self.plan.next_epoch(position), [*self.progress.history, record])
         if position.epoch + 1 == self.epochs:
             self._keeper.save(self.progress)
         else:

@@ -1,9 +1,10 @@
 """Nested containers of tensors: moved, digested, and made fit for the safe loader."""
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -67,14 +68,16 @@ def portable(tree: Any, name: str) -> Any:
     """
     if isinstance(tree, torch.Tensor):
         return tree.detach().cpu()
-    if isinstance(tree, np.generic):
+    # A long double is the one numpy scalar that has no Python number to become.
+    if isinstance(tree, np.generic) and not isinstance(tree.item(), np.generic):
         return portable(tree.item(), name)
-    if isinstance(tree, np.ndarray) and tree.dtype != object:
-        return torch.from_numpy(tree.copy())
+    if isinstance(tree, np.ndarray):
+        with contextlib.suppress(TypeError):  # text, dates and objects, which no tensor holds
+            return torch.from_numpy(tree.astype(tree.dtype.newbyteorder("="), order="C"))
     if isinstance(tree, PurePath):
         return str(tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return portable(asdict(tree), name)
+        return portable({field.name: getattr(tree, field.name) for field in fields(tree)}, name)
     if isinstance(tree, Mapping):
         plain = {portable(key, name): portable(value, f"{name}.{key}") for key, value in tree.items()}
         return Counter(plain) if isinstance(tree, Counter) else plain  # MultiStepLR keeps its milestones in one

@@ -3,13 +3,17 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
+from itertools import zip_longest
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+_AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch", "course_lib.engine.launch")
 
 
 class StopWatch:
@@ -56,8 +60,15 @@ class StopWatch:
 
     @property
     def from_agent(self) -> bool:
-        """Whether the request came from the parent process, which under torchrun is the elastic agent."""
-        return self.sender is not None and self.sender == os.getppid()
+        """Whether the request came from the parent process, which under torchrun is the elastic agent.
+
+        The sender stays unknown where a thread of a library, older than the watch, got the signal (OpenBLAS has
+        some, unless OMP_NUM_THREADS is 1), and where there is no `sigwaitinfo`. Then the agent is assumed: to take
+        a stranger's signal for the agent's costs a restart, the other mistake would end the job when a node joins.
+        """
+        if self.requested is None:
+            return False
+        return self.sender == os.getppid() or (self.sender is None and "TORCHELASTIC_RUN_ID" in os.environ)
 
     def _wait(self) -> None:
         while True:
@@ -73,7 +84,7 @@ class StopWatch:
         if self.requested is None:
             self.requested, self.sender = signal.Signals(signum), sender
         if not self.armed:
-            print(f"stopped by {self.requested.name} before the first step", file=sys.stderr, flush=True)
+            print(f"stopped by {self.requested.name} outside of training", file=sys.stderr, flush=True)
             os._exit(1)
 
 
@@ -83,3 +94,39 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call
             os._exit(1)
+
+
+def die_with_agent() -> None:
+    """`die_with_parent` for a worker, whose agent may have died while it was importing: then init is its parent."""
+    parent = os.getppid()
+    if parent == 1 and not is_agent(1) and "python" not in " ".join(command_line(1)):
+        print("the agent is gone, so this worker leaves", file=sys.stderr, flush=True)
+        os._exit(1)
+    die_with_parent(parent)
+
+
+def is_agent(pid: int) -> bool:
+    """Whether the command line of `pid` is that of an elastic agent, and not one that only mentions it."""
+    words = command_line(pid)
+    if words and Path(words[0]).name == "torchrun":
+        return True
+    if not words or "python" not in Path(words[0]).name:
+        return False
+    for word, following in zip_longest(words[1:], words[2:]):
+        if word == "-m":
+            return following in _AGENT_MODULES
+        if not word.startswith("-"):
+            return Path(word).name == "torchrun"
+    return False
+
+
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; empty when they cannot be known."""
+    path = Path(f"/proc/{pid}/cmdline")
+    try:
+        if path.exists():
+            return path.read_bytes().decode(errors="replace").split("\0")[:-1]
+        shown = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, timeout=5)
+        return shown.stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return []

@@ -1,8 +1,11 @@
 """The process group: one context manager for torchrun, for spawned processes and for a plain `python script.py`."""
 
 import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -10,16 +13,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError
 
 from course_lib.engine.errors import PeerLost, UsageError
 from course_lib.engine.place import Place, choose_device, find_place, limit_threads
 from course_lib.engine.roster import agree_on_name, wait_for_port
-from course_lib.engine.watchdog import StopWatch, die_with_parent
+from course_lib.engine.watchdog import StopWatch, die_with_agent
 
 T = TypeVar("T")
 
-# What gloo and NCCL say when the other end of a connection is gone; torch gives them no type of their own.
-_PEER_LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "timeout", "Socket")
+# What gloo and NCCL say when the other end is gone or silent; torch gives most of it no type of its own.
+_LOST = ("/gloo/", "connectFullMesh", "closed by peer", "reset by peer", "remote process exited", "Watchdog caught")
 
 
 @dataclass(frozen=True)
@@ -106,31 +110,39 @@ def open_world(
     A process started by `mp.spawn` passes `rank`, `world_size` and `master`, the address of a TCPStore that its
     parent serves. `device` is auto, cpu or cuda. `prepare` runs before the group exists, so that a slow download
     is not bounded by `collective_timeout_s`; its failure on one rank is raised on all.
-    Raises UsageError when the environment or the device makes no sense, RuntimeError when the group does not
+    Raises UsageError when the environment or the device makes no sense, TimeoutError when the group does not
     form within `start_timeout_s` seconds, and PeerLost for a peer that goes away later.
     """
     place = find_place(rank, world_size, master)
+    if place.under_torchrun:
+        die_with_agent()
     chosen, why = choose_device(device, place.local_rank, place.local_world_size)
     failure = _try(prepare)
     world = World(place.rank, place.local_rank, place.world_size, chosen)
     limit_threads(place.local_world_size)
     if place.under_torchrun:
-        die_with_parent(os.getppid())
         world.stop.start()  # before the group's threads exist, so that they inherit the blocked signals
+    store: Store = HashStore()
     try:
-        _join(place, chosen, collective_timeout_s, start_timeout_s)
+        if place.master is not None:
+            store = _meet(place, *place.master, start_timeout_s)
+        _join(place, chosen, store, collective_timeout_s)
         if world.rank == 0 and device == "auto":
             say(f"running on {chosen.type}: {why}")
         world.agree(lambda: _reraise(failure))
         yield world
+        _leave()
     except Exception as error:
         if getattr(error, "everywhere", False):
-            _leave()
-        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in _PEER_LOST):
-            raise PeerLost(str(error).splitlines()[0]) from error
+            with suppress(RuntimeError):  # a peer that died by now takes nothing from what all have agreed on
+                _leave()
+        elif isinstance(error, UsageError):
+            _mark_first_here(error, store)
+        elif (cause := _lost_peer(error, collective_timeout_s)) is not None:
+            lost = PeerLost(cause)
+            lost.agent_knows = world.stop.from_agent  # type: ignore[attr-defined]  # read by entry.run
+            raise lost from error
         raise
-    else:
-        _leave()
     finally:
         world.stop.stop()
 
@@ -149,30 +161,71 @@ def _reraise(failure: Exception | None) -> None:
         raise failure
 
 
-def _join(place: Place, device: torch.device, collective_timeout_s: float, start_timeout_s: float) -> None:
-    timeout = timedelta(seconds=collective_timeout_s)
-    store: Store
-    if place.master is None:
-        store = HashStore()
-    else:
-        host, port = place.master
-        if not place.serves:
-            wait_for_port(host, port, start_timeout_s)
-        base = TCPStore(
-            host,
-            port,
-            is_master=place.serves,
-            timeout=timedelta(seconds=start_timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
+def _meet(place: Place, host: str, port: int, timeout_s: float) -> Store:
+    """The store at which this generation of the group meets, cleared of what the dead have left in it."""
+    deadline = time.monotonic() + timeout_s
+    if not place.serves:
+        wait_for_port(host, port, timeout_s)
+    try:
+        base = _connect(place, host, port, max(1.0, deadline - time.monotonic()))
+        name = agree_on_name(base, place.rank, place.world_size, deadline - time.monotonic())
+    except (TimeoutError, DistStoreError, DistNetworkError) as error:
+        reason = str(error).splitlines()[0]
+        raise TimeoutError(f"no process group at {host}:{port}, limit {timeout_s:g} s: {reason}") from None
+    return PrefixStore(name, base)
+
+
+def _connect(place: Place, host: str, port: int, timeout_s: float) -> Store:
+    """The rendezvous store, served by this process or by another.
+
+    In a thread, because torch waits without a limit for a listener that takes the connection and says nothing.
+    """
+    box: list[Store | Exception] = []
+    # A host's own name may not resolve yet, as in a pod that is starting.
+    options = {"is_master": place.serves, "wait_for_workers": False, "multi_tenant": True}
+    timeout = timedelta(seconds=timeout_s)
+
+    def connect() -> None:
         try:
-            name = agree_on_name(base, place.rank, place.world_size, start_timeout_s)
-        except TimeoutError as error:
-            raise RuntimeError(f"no process group within {start_timeout_s:g} s at {host}:{port}: {error}") from None
-        store = PrefixStore(name, base)
+            box.append(TCPStore("localhost" if place.serves else host, port, timeout=timeout, **options))
+        except Exception as error:
+            box.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not box:
+        raise TimeoutError("whoever listens there does not answer: it is stopped, or no rendezvous store")
+    if isinstance(box[0], Exception):
+        raise box[0]
+    return box[0]
+
+
+def _join(place: Place, device: torch.device, store: Store, collective_timeout_s: float) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=collective_timeout_s)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+
+
+def _lost_peer(error: Exception, collective_timeout_s: float) -> str | None:
+    """The likely cause, when `error` says that a peer is gone or silent."""
+    text = str(error)
+    if not isinstance(error, (DistStoreError, DistNetworkError)) and not (
+        isinstance(error, RuntimeError) and any(sign in text for sign in _LOST)
+    ):
+        return None
+    # Of "[file:line] Connection closed by peer [address]. This is typically …" the middle says what happened.
+    gist = re.sub(r"^\[\S+\] ", "", text.splitlines()[0]).split(". ")[0]
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return f"another rank gave no answer for {collective_timeout_s:g} s, so it hangs or is far too slow ({gist})"
+    return f"another rank died or left ({gist})"
+
+
+def _mark_first_here(error: UsageError, store: Store) -> None:
+    """What one rank met alone, or each by itself, is to be said once on each machine: by the first to meet it."""
+    with suppress(RuntimeError):  # the store has gone with its host, and so has everybody else
+        count = store.add(f"usage-error/{os.environ.get('GROUP_RANK', '0')}", 1)
+        error.first_here = count == 1  # type: ignore[attr-defined]  # read by entry.run
 
 
 def _leave() -> None:

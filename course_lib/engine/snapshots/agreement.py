@@ -6,7 +6,7 @@ from typing import Any
 
 from course_lib.engine.errors import UsageError
 from course_lib.engine.snapshots.heartbeat import is_live
-from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage
+from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
 from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_payload
 from course_lib.engine.world import World, shared
 
@@ -36,11 +36,13 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
     skipped = dict(rejected for view in views for rejected in view.rejected)
     numbered = max((number for view in views for number in view.generations()), default=0)
     for manifest in lineage(claims.values(), manifests.values()):
-        content, reason = _read_for_all(store, world, views, manifest)
+        content, reason = _load_for_all(store, world, views, manifest)
         if content is not None:
-            return Restored(manifest, open_payload(content), tuple(skipped.items()), numbered)
+            skipped.pop(manifest.name, None)  # bad on one node's disk, good on another's
+            return Restored(manifest, content, tuple(skipped.items()), numbered)
         skipped[manifest.name] = reason
-    if skipped:
+    # A damaged claim alone is no snapshot that could be lost.
+    if any(parse_name(name) for name in skipped):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:5])
         raise shared(
             UsageError(
@@ -48,15 +50,13 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
                 "or start afresh with another --run-dir"
             )
         )
-    return Restored(None, {}, (), numbered)
+    return Restored(None, {}, tuple(skipped.items()), numbered)
 
 
 def claim_generation(store: SnapshotStore, world: World, restored: Restored) -> Claim:
     """The next generation, claimed by rank 0 and written down on every node; FileExistsError when another job won."""
     parent = restored.manifest.name if restored.manifest else None
-    claim = world.agree(
-        lambda: store.claim(restored.newest_generation + 1, parent) if world.rank == 0 else None,
-    )
+    claim = world.agree(lambda: store.claim(restored.newest_generation + 1, parent) if world.rank == 0 else None)
     claim = world.broadcast(claim)
     assert claim is not None
     # Without a shared disk each node needs the claim, or its old snapshots would still look like the newest line.
@@ -73,6 +73,23 @@ def _refuse_live(store: SnapshotStore, newest: Claim | None) -> None:
             f"the run directory {store.directory.parent} is in use by a live job (process {newest.pid} on "
             f"{newest.host.split()[0]}): wait for it, stop it, or give another --run-dir"
         )
+
+
+def _load_for_all(
+    store: SnapshotStore, world: World, views: list[Listing], manifest: Manifest
+) -> tuple[dict[str, Any] | None, str]:
+    """The snapshot's content on every rank, or why there is none."""
+    payload, reason = _read_for_all(store, world, views, manifest)
+    if payload is None:
+        return None, reason
+    content: dict[str, Any] | None = None
+    try:
+        content = open_payload(payload)
+    except BadSnapshot as error:
+        reason = str(error)
+    # Another torch build may refuse what this one opens, and all ranks must go the same way.
+    reason = next(filter(None, world.gather(reason)), "")
+    return (None, reason) if reason else (content, "")
 
 
 def _read_for_all(

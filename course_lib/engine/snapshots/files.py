@@ -17,7 +17,7 @@ def publish(path: Path, content: bytes, before_publish: Callable[[], None] | Non
 
     The bytes go into a temporary file of the same directory (another file system could not be renamed from) and
     are on the disk before the name is. Raises FileExistsError when `path` is taken, and leaves it as it is; other
-    OSErrors come from the disk. No temporary file stays behind, unless the process dies.
+    OSErrors come from the disk, and then `path` does not exist. Only a process that dies leaves a temporary file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -28,10 +28,19 @@ def publish(path: Path, content: bytes, before_publish: Callable[[], None] | Non
         if before_publish is not None:
             before_publish()
         _link(temporary, path)
-        sync_directory(path.parent)
+        try:
+            sync_directory(path.parent)
+        except OSError:
+            withdraw(path)
+            raise
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        withdraw(temporary)
+
+
+def withdraw(path: Path) -> None:
+    """Remove a file of one's own, as well as the disk lets us."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -17,17 +17,20 @@ class Heartbeat:
     def __init__(self, directory: Path, claim: Claim) -> None:
         self._path = beat_path(directory, claim)
         self._leaving = threading.Event()
+        self._count(1)  # not left to the thread, which may be slow to start: without the file nobody would watch
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
-        count = 0
-        while not self._leaving.is_set():
+        count = 1
+        while not self._leaving.wait(PERIOD_S):
             count += 1
-            # A disk that is full or gone costs the protection against a second job, not the run.
-            with contextlib.suppress(OSError):
-                self._path.write_text(f"{count}\n")
-            self._leaving.wait(PERIOD_S)
+            self._count(count)
+
+    def _count(self, count: int) -> None:
+        # A disk that is full or gone costs the protection against a second job, not the run.
+        with contextlib.suppress(OSError):
+            self._path.write_text(f"{count}\n")
 
     def stop(self) -> None:
         """End in order."""

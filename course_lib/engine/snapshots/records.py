@@ -72,10 +72,11 @@ def unseal_manifest(text: bytes, name: str) -> Manifest:
         raise BadSnapshot(f"format {body.get('format')} is not known to this version, which reads up to {FORMAT}")
     try:
         manifest = Manifest(**body)
-    except TypeError as error:
+        actual = manifest.name
+    except (TypeError, ValueError) as error:
         raise BadSnapshot(f"its manifest has the wrong fields ({error})") from None
-    if manifest.name != name:
-        raise BadSnapshot(f"its manifest is that of {manifest.name}")
+    if actual != name:
+        raise BadSnapshot(f"its manifest is that of {actual}")
     return manifest
 
 

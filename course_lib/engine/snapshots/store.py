@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from course_lib.engine.errors import UsageError
-from course_lib.engine.snapshots.files import publish
+from course_lib.engine.snapshots.files import publish, withdraw
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -93,11 +93,10 @@ class SnapshotStore:
         """Claim `generation`; raises FileExistsError when somebody has it, UsageError when nothing can be written."""
         claim = Claim(generation, secrets.token_hex(16), parent, _run_id(), this_machine(), os.getpid())
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             self.record(claim)
-        except FileExistsError:
-            raise
         except OSError as error:
+            if isinstance(error, FileExistsError) and self.directory.is_dir():
+                raise
             raise UsageError(
                 f"cannot write to the run directory {self.directory.parent} ({error.strerror}): "
                 "free it, or give another --run-dir"
@@ -111,8 +110,7 @@ class SnapshotStore:
             for path in self.directory.glob(pattern):
                 number = re.match(r"\.?gen-(\d+)", path.name)
                 if number is not None and int(number[1]) < generation:
-                    with contextlib.suppress(OSError):
-                        path.unlink()
+                    withdraw(path)
 
     def record(self, claim: Claim) -> None:
         """Write a claim into this node's directory; on a shared disk it is there already."""
@@ -153,9 +151,15 @@ class SnapshotStore:
             config=dict(config),
         )
         self.directory.mkdir(parents=True, exist_ok=True)
-        publish(self.directory / f"{manifest.name}.pt", payload, before_publish)
-        publish(self.directory / f"{manifest.name}.json", seal(manifest))
-        self._retire(claim)
+        path = self.directory / f"{manifest.name}.pt"
+        publish(path, payload, before_publish)
+        try:
+            publish(path.with_suffix(".json"), seal(manifest))
+        except OSError:
+            withdraw(path)  # or it would be in the way of another try
+            raise
+        with contextlib.suppress(OSError):
+            self._retire(claim)  # the snapshot is published, whatever becomes of the old ones
         return manifest
 
     def _retire(self, claim: Claim) -> None:
@@ -173,14 +177,14 @@ class SnapshotStore:
             if good < self.keep:
                 kept.add(manifest.name)
                 good += self._is_good(manifest)
-        if good == 0 or max(self.listing().claims, key=lambda c: c.generation) != claim:
+        if good == 0 or max(self.listing().generations(), default=0) > claim.generation:
             return
         for path in sorted(self.directory.glob("gen-*-step-*")):
             place = parse_name(path.stem)
             # An older generation's payload whose manifest never came is left over from its death.
-            if place is not None and path.stem not in kept and place[0] <= claim.generation:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            mine = place is not None and place[0] <= claim.generation and path.suffix in (".pt", ".json")
+            if mine and path.stem not in kept:
+                withdraw(path)
 
     def _is_good(self, manifest: Manifest) -> bool:
         """Whether a snapshot is sound; each is read once by a process, then remembered."""
@@ -191,8 +195,15 @@ class SnapshotStore:
 
 
 def open_payload(content: bytes) -> dict[str, Any]:
-    """The state in a payload's bytes, on the CPU, by the loader that runs no code."""
-    return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    """The state in a payload's bytes, on the CPU, by the loader that runs no code; BadSnapshot when it refuses."""
+    try:
+        return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    except MemoryError:
+        raise  # says nothing about the snapshot
+    except Exception as error:  # the loader raises whatever the bytes lead it to
+        forbidden = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"{forbidden[1]} in it is not plain data" if forbidden else type(error).__name__
+        raise BadSnapshot(f"its payload cannot be opened safely: {why}") from None
 
 
 def cpu_model() -> str:

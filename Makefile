@@ -22,7 +22,7 @@ ifneq "$(shell test -x '$(PYTHON)' && cat '$(READY)' 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 endif
 
-.PHONY: help demo lab test test-all lint unit unit-all nbval nbval-all notebooks bench clean setup
+.PHONY: help demo lab test test-all lint unit unit-all built nbval nbval-all notebooks bench clean setup
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -40,6 +40,7 @@ help: ## this text
 	@echo '                   It is never cleared or removed. The path must not hold spaces.'
 	@echo '  PYTEST_ARGS=…    more arguments for pytest, such as PYTEST_ARGS="-x -k snapshots" or "-n 2"'
 	@echo '  LAB_ARGS=…       more arguments for JupyterLab, such as LAB_ARGS="--no-browser --port 9999"'
+	@echo '  NOTEBOOK=04      for notebooks: only those whose names begin so'
 	@echo '  BENCH="NAME …"   only these of scripts/bench'
 	@echo '  PIP_FLAGS=       let pip show its progress'
 	@echo
@@ -117,9 +118,9 @@ lab: $(READY) ## open the course in JupyterLab
 
 # --- what a contributor runs ------------------------------------------------------------------------------------
 
-test: lint unit nbval ## lint, types, unit and integration tests, then every notebook (15 min)
+test: lint unit built nbval ## lint, types, unit and integration tests, then every notebook (15 min)
 
-test-all: lint unit-all nbval-all ## the rest: repetitions, long campaigns, solutions
+test-all: lint unit-all built nbval-all ## the rest: repetitions, long campaigns, solutions
 
 lint: $(READY) ## ruff and mypy only
 	@'$(PYTHON)' -m ruff check .
@@ -136,6 +137,9 @@ unit-all: $(READY)
 NBVAL = if test -e "$$1"; then '$(PYTHON)' -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120 \
 	--timeout 0 $(PYTEST_ARGS) "$$@"; else echo 'no notebooks yet'; fi
 
+built: $(READY)
+	@'$(PYTHON)' scripts/build_notebooks.py --check
+
 nbval: $(READY) ## run every notebook and compare its outputs
 	@set -- notebooks/*.ipynb; $(NBVAL)
 
@@ -143,7 +147,7 @@ nbval-all: $(READY)
 	@set -- notebooks/*.ipynb; test ! -d notebooks/solutions || set -- "$$@" notebooks/solutions/*.ipynb; $(NBVAL)
 
 notebooks: $(READY) ## build, execute and write the notebooks from notebooks/src
-	@'$(PYTHON)' scripts/build_notebooks.py
+	@'$(PYTHON)' scripts/build_notebooks.py $(NOTEBOOK)
 
 bench: $(READY) ## run the benchmarks; each also writes runs/bench/NAME.json
 	@mkdir -p runs/bench; status=0; \

@@ -16,10 +16,29 @@ from helpers import GRACE, Completed, Env, child_env, describe, kill_all, launch
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from course_lib.lab.builder.execute import _ThisPython
+from course_lib.lab.builder.execute import ThisPython
 
 SETUP = "from course_lib.lab.notebook import expect_failure, fresh, setup\nsetup()"
 IGNORE = "nbval-ignore-output"
+
+# A script without torch that trains in name only: it records a generation and a step every 20 ms.
+STEPS = """
+import json, os, sys, time
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = os.path.join(options["--run-dir"], "events")
+os.makedirs(folder, exist_ok=True)
+with open(os.path.join(folder, f"host-{os.getpid()}.jsonl"), "w", buffering=1) as log:
+    def record(event, **fields):
+        common = {"t": time.time(), "rank": 0, "world_size": 1, "generation": int(options.get("--generation", 1))}
+        print(json.dumps({"event": event, **common, **fields}), file=log)
+    record("snapshot_loaded", step=0)
+    for step in range(int(options["--steps"])):
+        time.sleep(0.02)
+        record("step", step=step, loss=1.0 / (1 + step))
+        print("step", step, flush=True)
+print("the end")
+sys.exit(int(options.get("--exit", 0)))
+"""
 
 # Two helpers that neither SIGTERM nor SIGINT ends, each in a session of its own, as torchrun's workers are.
 STUBBORN = """
@@ -49,10 +68,18 @@ def notebook(path: Path, *cells: str | tuple[str, str], outputs: Sequence[str] =
     return path
 
 
-def nbval(path: Path, env: Env | None = None, cwd: Path | None = None) -> Completed:
-    """Run the notebook as `make test` does."""
-    options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "60", "-p", "no:cacheprovider", "--color=no"]
-    return launch([sys.executable, "-m", "pytest", *options, path], timeout=110, env=env, cwd=cwd or path.parent)
+def nbval(*paths: Path, env: Env, cwd: Path, cell_timeout_s: int = 60) -> Completed:
+    """Run the notebooks as `make test` does."""
+    options = [
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout",
+        str(cell_timeout_s),
+        "-p",
+        "no:cacheprovider",
+        "--color=no",
+    ]
+    return launch([sys.executable, "-m", "pytest", *options, *paths], timeout=110, env=env, cwd=cwd)
 
 
 @dataclass
@@ -114,7 +141,7 @@ class Kernel:
 def kernel(cwd: Path, env: Env | None = None) -> Iterator[Kernel]:
     """A kernel in `cwd`; nothing of it lives afterwards."""
     mark = uuid.uuid4().hex
-    manager = KernelManager(kernel_spec_manager=_ThisPython())
+    manager = KernelManager(kernel_spec_manager=ThisPython())
     manager.start_kernel(cwd=str(cwd), env=child_env(env, mark), extra_arguments=["--log-level=ERROR"])
     client = manager.client()
     client.start_channels()

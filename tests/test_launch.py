@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from helpers import REPO
+from kernels import STEPS
 
 from course_lib.engine import UsageError
 from course_lib.lab import claims
@@ -20,26 +21,7 @@ from course_lib.lab.job import Job, JobFailed
 from course_lib.lab.launch import fresh_directory, start
 from course_lib.lab.live import live_figure
 from course_lib.lab.processes import Process, describe_exit, marked
-from course_lib.lab.tree import draw_tree, ranks_of, world_size
-
-# A script without torch that trains in name only: it records a generation and a step every 20 ms.
-STEPS = """
-import json, os, sys, time
-options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-folder = os.path.join(options["--run-dir"], "events")
-os.makedirs(folder, exist_ok=True)
-with open(os.path.join(folder, f"host-{os.getpid()}.jsonl"), "w", buffering=1) as log:
-    def record(event, **fields):
-        common = {"t": time.time(), "rank": 0, "world_size": 1, "generation": int(options.get("--generation", 1))}
-        print(json.dumps({"event": event, **common, **fields}), file=log)
-    record("snapshot_loaded", step=0)
-    for step in range(int(options["--steps"])):
-        time.sleep(0.02)
-        record("step", step=step, loss=1.0 / (1 + step))
-        print("step", step, flush=True)
-print("the end")
-sys.exit(int(options.get("--exit", 0)))
-"""
+from course_lib.lab.tree import draw_tree, local_size, ranks_of
 
 
 @pytest.fixture(autouse=True)
@@ -338,15 +320,18 @@ def test_who_is_who_without_an_agent() -> None:
 
     main = process(10, 1, "python", "-u", "scripts/ddp_spawn.py")
     spawned = [process(11, 10, "python", "-c", "spawn"), process(12, 10, "python", "-c", "tracker")]
-    assert ranks_of([main, *spawned], {11: 0, 99: 1}) == {11: 0} and world_size([main, *spawned]) == 1
+    assert ranks_of([main, *spawned], {11: 0, 99: 1}) == {11: 0} and local_size([main, *spawned]) == 1
     assert draw_tree([main, *spawned], {11: 0}).splitlines() == [
-        "agent  pid 10  scripts/ddp_spawn.py",
+        "main  pid 10  scripts/ddp_spawn.py",
         "├── rank 0  pid 11  python",
         "└── helper  pid 12  python",
     ]
+    worker = ("python", "-c", "spawn", "--multiprocessing-fork")
+    family = [main, process(13, 10, *worker), process(14, 10, *worker), process(15, 14, *worker)]
+    assert local_size(family) == 2, "a loader below a spawned worker is none"
     agent = process(20, 1, "python", "-m", "torch.distributed.run", "x.py")
-    orphan = process(22, 1, "python", "x.py", RANK="1", WORLD_SIZE="3")
-    loader = process(23, 22, "python", "x.py", RANK="1", WORLD_SIZE="3")
-    assert world_size([agent]) == 0 and world_size([]) == 0 and draw_tree([], {}) == ""
-    assert world_size([agent, orphan, loader]) == 3 and ranks_of([agent, orphan, loader], {}) == {22: 1}
+    orphan = process(22, 1, "python", "x.py", RANK="1", LOCAL_WORLD_SIZE="3")
+    loader = process(23, 22, "python", "x.py", RANK="1", LOCAL_WORLD_SIZE="3")
+    assert local_size([agent]) == 0 and local_size([]) == 0 and draw_tree([], {}) == ""
+    assert local_size([agent, orphan, loader]) == 3 and ranks_of([agent, orphan, loader], {}) == {22: 1}
     assert draw_tree([orphan, loader], {22: 1}) == "rank 1  pid 22  x.py\n└── helper  pid 23  x.py"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import REPO, launch, running
-from kernels import IGNORE, SETUP, STUBBORN, Kernel, kernel, nbval, notebook
+from kernels import IGNORE, SETUP, STEPS, STUBBORN, Kernel, kernel, nbval, notebook
 
 import course_lib.lab.notebook as lab
 from course_lib.engine import UsageError
@@ -115,7 +115,7 @@ def failure(outputs: list[dict[str, Any]]) -> str:
     return next((f"{o['ename']}: {o['evalue']}" for o in outputs if o["type"] == "error"), "no error")
 
 
-def test_commands_in_a_kernel_that_has_another_torchrun_first(tmp_path: Path, decoys: Path) -> None:
+def test_commands_and_jobs_in_a_kernel_that_has_another_torchrun_first(tmp_path: Path, decoys: Path) -> None:
     # One kernel for all: its start and torch's import are what takes time.
     with kernel(Path("/"), {"PATH": f"{decoys}:/usr/bin:/bin", "SHELL": "/bin/sh"}) as it:
         expansion = "!echo {cmd} $cmd {command.lower()} '{{x}}' {tail} {1 + 1}"
@@ -142,6 +142,12 @@ def test_commands_in_a_kernel_that_has_another_torchrun_first(tmp_path: Path, de
         assert "expected to fail" in failure(it.run("with expect_failure():\n    !true"))
 
         assert it.text(f"{LAUNCHER}job = start('python -c \"print(6 * 7)\"')\njob.wait()") == "42\n"
+        (tmp_path / "steps.py").write_text(STEPS)
+        code = f"start('python {tmp_path}/steps.py --steps 70 --run-dir {tmp_path}/run').watch()"
+        shown = [o for o in it.run(code) if o["type"] != "stream"]
+        assert [o["type"] for o in shown[:2]] == ["display_data", "update_display_data"], shown
+        assert {o["type"] for o in shown[1:]} == {"update_display_data"}
+        assert len({o["transient"]["display_id"] for o in shown}) == 1 and all("image/png" in o["data"] for o in shown)
         it.assert_nothing_is_left()
 
 
@@ -227,7 +233,7 @@ def test_each_kind_of_failure_fails_its_cell_and_says_what_happened(tmp_path: Pa
         "print('and the kernel is fine')",
         outputs=[""] * 6 + ["and the kernel is fine\n"],
     )
-    done = nbval(path, {"COURSE_RUNS": str(tmp_path / "runs")})
+    done = nbval(path, env={"COURSE_RUNS": str(tmp_path / "runs")}, cwd=tmp_path)
     assert "5 failed, 2 passed" in done.output, done.tail()
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.output)
     for words in (
@@ -263,5 +269,13 @@ def test_a_notebook_passes_from_any_folder_whatever_is_on_path(case: str, tmp_pa
         ],
     )
     cwd, before = (Path("/"), f"{decoys}:") if "decoys" in case else (path.parent, "")
-    done = nbval(path, {"PATH": f"{before}/usr/bin:/bin", "COURSE_RUNS": str(tmp_path / "runs")}, cwd)
+    done = nbval(path, env={"PATH": f"{before}/usr/bin:/bin", "COURSE_RUNS": str(tmp_path / "runs")}, cwd=cwd)
     assert "4 passed" in done.output, done.tail()
+
+
+@pytest.mark.slow
+def test_a_command_that_hangs_is_ended_by_nbval_and_named(tmp_path: Path, stubborn: Path) -> None:
+    path = notebook(tmp_path / "hang.ipynb", SETUP, (f"!python {stubborn}", IGNORE))
+    done = nbval(path, env={}, cwd=tmp_path, cell_timeout_s=8)
+    assert "1 failed, 1 passed" in done.output and "all are up" in done.output, done.tail()
+    assert re.search(r"CommandFailed.*: exit code -\d+ \(SIG\w+\) after \d+ s: python", done.output), done.tail()

@@ -1,5 +1,6 @@
 """The loop over Trainer.steps() in a run without failures."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_a_trainer_can_be_run_again(tmp_path: Path) -> None:
     newest = max(SnapshotStore(tmp_path / "run").listing().manifests, key=lambda m: (m.generation, m.step))
     assert (newest.generation, newest.step, newest.epoch) == (2, 10, 2)
     assert again.digests() == Toy(tmp_path / "whole").run().digests()
+
+
+def test_a_trainer_whose_directory_was_emptied_publishes_again(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "run", snapshot_every=5).run(until=5)
+    shutil.rmtree(tmp_path / "run")
+    toy.run(until=6)
+    assert [manifest.step for manifest in SnapshotStore(tmp_path / "run").listing().manifests] == [5]
 
 
 def test_the_generation_and_its_heartbeat_end_with_the_loop(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     interpreter: gloo's threads abort it in the middle of that now and then (1 to 5 of 80 ends here), also after a
     barrier, and torchrun would take the finished job for a failed one. Functions given to `atexit` run.
     """
-    with suppress(OSError, ValueError):  # a notebook's stderr has no file
+    with suppress(OSError, ValueError, RuntimeError):  # a notebook's stderr has no file
         faulthandler.enable()
     code = 0
     try:

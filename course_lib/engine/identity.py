@@ -38,7 +38,8 @@ class Identity:
         here = _in_words(self.fixed, self._module.state_dict())
         return [
             f"{key} {there.get(key, 'nothing')} there, {here.get(key, 'nothing')} here"
-            for key in sorted(set(there) | set(here))
+            # What was asked for comes before the shapes that follow from it.
+            for key in sorted(set(there) | set(here), key=lambda key: (key.startswith("model."), key))
             if there.get(key) != here.get(key)
         ]
 

@@ -128,19 +128,9 @@ class Trainer:
                 self._after_epoch()
 
     def _steps(self, at: Position) -> Iterator[Step]:
-        loading = {"num_workers": self.num_workers, "collate": self.collate}
-        state, split = self.state, self.max_local_batch
-        return steps_from(
-            at,
-            self.epochs,
-            self.dataset,
-            self.plan,
-            self.world,
-            state.model,
-            scaler=state.scaler,
-            max_local_batch=split,
-            **loading,
-        )
+        options: dict[str, Any] = {"num_workers": self.num_workers, "collate": self.collate}
+        options |= {"scaler": self.state.scaler, "max_local_batch": self.max_local_batch}
+        return steps_from(at, self.epochs, self.dataset, self.plan, self.world, self.state.model, **options)
 
     def _after_step(self, step: Step, started: float) -> None:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""

@@ -14,8 +14,9 @@ from course_lib.lab.follow import Event, EventFollower
 from course_lib.lab.live import LiveCurve
 from course_lib.lab.output import AGENT_LOG, Output
 from course_lib.lab.processes import MARK, Process, describe_exit, kill_marked, launch_mark, marked
-from course_lib.lab.tree import draw_tree, ranks_of, world_size
+from course_lib.lab.tree import draw_tree, local_size, ranks_of
 
+LIMIT_S = 110.0  # less than nbval gives a cell, so that the job says what happened before nbval ends the cell
 _POLL_S = 0.02
 _WORKERS_S = 30.0  # seconds that a rank may take to appear: a start or a restart, on a loaded machine
 
@@ -38,7 +39,7 @@ class Job:
         environment: Mapping[str, str],
         logs: Path,
         run_dir: Path | None = None,
-        limit_s: float = 120.0,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self.command, self.run_dir, self.logs, self.limit_s = command, run_dir, logs, limit_s
         self._followed = EventFollower(run_dir) if run_dir is not None else None
@@ -113,7 +114,7 @@ class Job:
 
         Raises JobFailed when there is no such rank, or the job has ended.
         """
-        return self._wait_for_workers(lambda workers, size: rank in workers or 0 < size <= rank, rank)[rank]
+        return self._wait_for_workers(lambda workers, size: rank in workers or 0 < size <= len(workers), rank)[rank]
 
     def tree(self) -> str:
         """The job's processes as a drawing, once all its workers are there."""
@@ -124,14 +125,14 @@ class Job:
     def _wait_for_workers(
         self, enough: Callable[[dict[int, int], int], bool], rank: int | None = None
     ) -> dict[int, int]:
-        """The workers, once `enough(workers, world size)`; the size is 0 while nobody knows it."""
+        """The workers, once `enough(workers, how many there will be)`; that is 0 while nobody knows it."""
         with self._ended_by_interrupt():
             deadline = time.monotonic() + _WORKERS_S
             workers: dict[int, int] = {}
             while self.running and time.monotonic() < deadline:
                 processes = self.processes()
                 workers = {number: pid for pid, number in self._ranks(processes).items()}
-                if enough(workers, world_size(processes)):
+                if enough(workers, local_size(processes)):
                     break
                 time.sleep(_POLL_S)
         if not self.running:

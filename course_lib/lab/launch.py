@@ -13,6 +13,7 @@ from pathlib import Path
 
 from course_lib.engine import SnapshotStore, UsageError
 from course_lib.engine.snapshots.heartbeat import is_live
+from course_lib.lab.job import LIMIT_S
 from course_lib.lab.job import Job as Job
 from course_lib.lab.job import JobFailed as JobFailed
 from course_lib.lab.output import AGENT_LINE
@@ -24,7 +25,7 @@ _started: list[Job] = []
 def start(
     command: str,
     *,
-    limit_s: float = 120.0,
+    limit_s: float = LIMIT_S,
     environment: Mapping[str, str | None] | None = None,
 ) -> Job:
     """Start what would be typed in a terminal, without a shell: `torchrun --standalone … script.py --run-dir DIR …`.

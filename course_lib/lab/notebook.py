@@ -159,13 +159,13 @@ def _loud(shell: Any, original: Callable[[str], None]) -> Callable[[str], None]:
         # the original, so that gets only a name to expand, in this frame.
         command = shell.var_expand(cmd, depth=1)
         mark, value = launch_mark()
-        tail, before, started = _Tail(), os.environ.get(MARK), time.monotonic()
+        tail, before, started = _Tail(), os.environ.get(MARK, ""), time.monotonic()
         os.environ[MARK] = value
         try:
             with redirect_stdout(tail):
                 original(command if command.rstrip().endswith("&") else "{command}")
         finally:
-            os.environ[MARK] = before or ""
+            os.environ[MARK] = before
             # The stop button ends a command's shell within half a second, and whatever that has started lives on.
             kill_marked(mark)
         code = shell.user_ns["_exit_code"]

@@ -23,11 +23,13 @@ def ranks_of(processes: list[Process], recorded: Mapping[int, int]) -> dict[int,
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def world_size(processes: list[Process]) -> int:
-    """How many workers the job has, as its workers were told; 1 for a script without an agent, 0 while none is there."""
-    if any("torch.distributed.run" in process.command for process in processes):
-        return max(int(process.environment.get("WORLD_SIZE", "0")) for process in processes)
-    return min(1, len(processes))
+def local_size(processes: list[Process]) -> int:
+    """How many workers the agent here started, or `mp.spawn`; 1 for a plain script, 0 while nobody knows."""
+    if any(_is_agent(process) for process in processes):
+        return max(int(process.environment.get("LOCAL_WORLD_SIZE", "0")) for process in processes)
+    spawned = {process.pid for process in processes if "--multiprocessing-fork" in process.command}
+    mine = [process for process in processes if process.pid in spawned and process.parent not in spawned]
+    return max(len(mine), min(1, len(processes)))
 
 
 def draw_tree(processes: list[Process], ranks: dict[int, int]) -> str:
@@ -37,7 +39,8 @@ def draw_tree(processes: list[Process], ranks: dict[int, int]) -> str:
     def lines(process: Process, before: str, branch: str, after: str) -> list[str]:
         children = [p for p in processes if p.parent == process.pid]
         children.sort(key=lambda p: ranks.get(p.pid, len(ranks)))
-        name = f"rank {ranks[process.pid]}" if process.pid in ranks else "agent" if children else "helper"
+        role = "agent" if _is_agent(process) else "main" if children else "helper"
+        name = f"rank {ranks[process.pid]}" if process.pid in ranks else role
         drawn = [f"{before}{branch}{name}  pid {process.pid}  {_program(process)}"]
         for child in children:
             last = child is children[-1]
@@ -45,6 +48,10 @@ def draw_tree(processes: list[Process], ranks: dict[int, int]) -> str:
         return drawn
 
     return "\n".join(line for p in processes if p.parent not in pids for line in lines(p, "", "", ""))
+
+
+def _is_agent(process: Process) -> bool:
+    return "torch.distributed.run" in process.command
 
 
 def _program(process: Process) -> str:

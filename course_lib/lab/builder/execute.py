@@ -11,10 +11,11 @@ from typing import Any
 
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_client.manager import KernelManager
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from traitlets import default
 
 from course_lib.lab.builder.rules import IGNORED
 from course_lib.lab.builder.source import tags
@@ -26,21 +27,26 @@ class BuildFailed(RuntimeError):
     """A notebook cannot be committed; the message names the cell and says what happened in it."""
 
 
-class _ThisPython(KernelSpecManager):
+class ThisPython(KernelSpecManager):
     """Gives every notebook the interpreter that builds it: an installed `python3` kernel may be another one."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         return KernelSpec(**get_kernel_dict())
 
 
+class _Manager(AsyncKernelManager):
+    @default("kernel_spec_manager")
+    def _this_python(self) -> KernelSpecManager:
+        return ThisPython()
+
+
 def execute(notebook: NotebookNode, folder: Path, timeout_s: int = CELL_TIMEOUT_S) -> None:
     """Run all cells in `folder` and keep their outputs; raises BuildFailed at the first cell that fails."""
     # The runs belong into runs/, which is what the committed outputs say.
     environment = {name: value for name, value in os.environ.items() if name != "COURSE_RUNS"}
-    manager = KernelManager(kernel_spec_manager=_ThisPython())
     client = NotebookClient(
         notebook,
-        km=manager,
+        kernel_manager_class=_Manager,
         timeout=timeout_s,
         record_timing=False,
         coalesce_streams=True,
@@ -56,8 +62,6 @@ def execute(notebook: NotebookNode, folder: Path, timeout_s: int = CELL_TIMEOUT_
         failed = (errors or [cell for cell in code if cell.execution_count is None] or [None])[-1 if errors else 0]
         where = failed["id"] if failed is not None else "the first cell"
         raise BuildFailed(f"cell {where}: {str(error).strip()[-3000:]}") from None
-    finally:
-        manager.shutdown_kernel(now=True)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     notebook.metadata.language_info = {k: v for k, v in notebook.metadata.language_info.items() if k in _LANGUAGE}

@@ -96,6 +96,7 @@ def test_a_jumping_clock_neither_hides_a_live_job_nor_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = start(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # the second job is another process
     jumps = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
     beat = Heartbeat(generation.store.directory, generation.claim)
@@ -107,6 +108,15 @@ def test_a_jumping_clock_neither_hides_a_live_job_nor_makes_one(
     beat_path(generation.store.directory, generation.claim).write_text("12\n")
     os.utime(beat_path(generation.store.directory, generation.claim), (4e9, 4e9))  # written in the future
     assert start(tmp_path).claim.generation == 2
+
+
+def test_the_same_process_may_run_its_cell_again(tmp_path: Path) -> None:
+    generation = start(tmp_path)
+    beat = Heartbeat(generation.store.directory, generation.claim)
+    try:
+        assert start(tmp_path).claim.generation == 2
+    finally:
+        beat.stop()
 
 
 def elsewhere(claim: Claim) -> Claim:

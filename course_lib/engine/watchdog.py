@@ -40,6 +40,7 @@ class StopWatch:
         self._old_handlers = {s: signal.signal(s, self._handle) for s in STOP_SIGNALS}
         if hasattr(signal, "sigwaitinfo"):
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            self._leaving = False
             self._thread = threading.Thread(target=self._wait, name="stop-watch", daemon=True)
             self._thread.start()
 

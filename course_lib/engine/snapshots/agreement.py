@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_lib.engine.errors import UsageError
-from course_lib.engine.snapshots.heartbeat import is_live
+from course_lib.engine.snapshots.heartbeat import is_live, this_machine
 from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
 from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_payload
 from course_lib.engine.world import World, shared
@@ -68,6 +68,8 @@ def _refuse_live(store: SnapshotStore, newest: Claim | None) -> None:
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     if newest is None or (newest.run_id == run_id and run_id != "none"):
         return  # one's own job: a restarted generation supersedes the older one
+    if (newest.host, newest.pid) == (this_machine(), os.getpid()):
+        return  # this very process, as when a notebook's cell is run again
     if is_live(store.directory, newest):
         raise UsageError(
             f"the run directory {store.directory.parent} is in use by a live job (process {newest.pid} on "

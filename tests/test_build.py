@@ -1,6 +1,7 @@
 """The builder: one source, two notebooks, and nothing committed that is not what the source gives."""
 
 import json
+import shutil
 import socket
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from course_lib.lab.notebook import fresh, setup
 setup()
 
 # %% tags=["nbval-ignore-output"]
-run = fresh("sample")
+run = fresh("test-build")
 # !python -c "print('done in', {run.name!r})"
 
 # %%
@@ -298,14 +299,15 @@ def test_built_checked_and_green_until_somebody_touches_it(folder: Path, monkeyp
     assert len(check(folder, [])) == 2  # nothing is there yet
     lines = list(make(folder, ["00"], REPO))
     assert [line.split(",")[0] for line in lines] == ["00_sample.ipynb: written", "solutions/00_sample.ipynb: written"]
+    shutil.rmtree(REPO / "runs" / "test-build")
     assert check(folder, []) == []
     student, solutions = folder / "00_sample.ipynb", folder / "solutions" / "00_sample.ipynb"
     assert student.read_text().count("open: ") == 2 and solutions.read_text().count('"solved') == 2
-    assert "done in sample" in student.read_text() and str(REPO) not in student.read_text()
+    assert "done in test-build" in student.read_text() and str(REPO) not in student.read_text()
 
     other = folder / "changed.ipynb"
     other.write_text(student.read_text())
-    edited(other, lambda book: book["cells"][3]["outputs"][0].update(text=["a claim: simple\n"]))  # type: ignore[index]
+    edited(other, lambda book: book["cells"][3]["outputs"][0].update(text=["a claim: another\n"]))  # type: ignore[index]
     done = nbval(student, other, env={"COURSE_RUNS": str(folder / "runs")}, cwd=Path("/"))
     assert "1 failed, 17 passed" in done.output and "changed.ipynb::Cell 2" in done.output, done.tail()
     other.unlink()

@@ -470,7 +470,7 @@ def test_no_worker_outlives_its_agent(tmp_path: Path, running: Callable[..., Any
         assert process.wait().returncode == -signal.SIGKILL  # it fails when a worker is left after five seconds
 
 
-SLOW_START = "import time\nprint('importing', flush=True)\ntime.sleep(1)\n" + BOOM
+SLOW_START = BOOM.replace("run(main)", "import time\nprint('importing', flush=True)\ntime.sleep(1)\nrun(main)")
 
 
 def test_no_worker_outlives_an_agent_that_died_while_it_was_importing(

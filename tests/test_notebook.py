@@ -117,7 +117,8 @@ def failure(outputs: list[dict[str, Any]]) -> str:
 
 def test_commands_and_jobs_in_a_kernel_that_has_another_torchrun_first(tmp_path: Path, decoys: Path) -> None:
     # One kernel for all: its start and torch's import are what takes time.
-    with kernel(Path("/"), {"PATH": f"{decoys}:/usr/bin:/bin", "SHELL": "/bin/sh"}) as it:
+    env = {"PATH": f"{decoys}:/usr/bin:/bin", "SHELL": "/bin/sh", "COURSE_RUNS": str(tmp_path / "runs")}
+    with kernel(Path("/"), env) as it:
         expansion = "!echo {cmd} $cmd {command.lower()} '{{x}}' {tail} {1 + 1}"
         variables = "cmd, command, tail, original, system = 'A', 'B', 'C', 'D', 'E'\n"
         plain = it.text(f"{variables}{expansion}")

@@ -133,14 +133,8 @@ def open_world(
         yield world
         _leave()
     except Exception as error:
-        if getattr(error, "everywhere", False):
-            with suppress(RuntimeError):  # a peer that died by now takes nothing from what all have agreed on
-                _leave()
-        elif isinstance(error, UsageError):
-            _mark_first_here(error, store)
-        elif (cause := _lost_peer(error, collective_timeout_s)) is not None:
-            lost = PeerLost(cause)
-            lost.agent_knows = world.stop.from_agent  # type: ignore[attr-defined]  # read by entry.run
+        lost = _last_act(error, world, store, collective_timeout_s)
+        if lost is not None:
             raise lost from error
         raise
     finally:
@@ -207,6 +201,23 @@ def _join(place: Place, device: torch.device, store: Store, collective_timeout_s
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
 
 
+def _last_act(error: Exception, world: World, store: Store, collective_timeout_s: float) -> PeerLost | None:
+    """What the group still does when `error` ends it on this rank; a PeerLost when the error tells of one."""
+    if getattr(error, "everywhere", False):
+        with suppress(RuntimeError):  # a peer that died by now takes nothing from what all have agreed on
+            _leave()
+    elif isinstance(error, UsageError):
+        # What one rank met alone, or each by itself, is said once on each machine, by the first to meet it.
+        with suppress(RuntimeError):  # the store has gone with its host, and so has everybody else
+            count = store.add(f"usage-error/{os.environ.get('GROUP_RANK', '0')}", 1)
+            error.first_here = count == 1  # type: ignore[attr-defined]  # read by entry.run
+    elif (cause := _lost_peer(error, collective_timeout_s)) is not None:
+        lost = PeerLost(cause)
+        lost.agent_knows = world.stop.from_agent  # type: ignore[attr-defined]  # read by entry.run
+        return lost
+    return None
+
+
 def _lost_peer(error: Exception, collective_timeout_s: float) -> str | None:
     """The likely cause, when `error` says that a peer is gone or silent."""
     text = str(error)
@@ -219,13 +230,6 @@ def _lost_peer(error: Exception, collective_timeout_s: float) -> str | None:
     if "timed out" in text.lower() or "timeout" in text.lower():
         return f"another rank gave no answer for {collective_timeout_s:g} s, so it hangs or is far too slow ({gist})"
     return f"another rank died or left ({gist})"
-
-
-def _mark_first_here(error: UsageError, store: Store) -> None:
-    """What one rank met alone, or each by itself, is to be said once on each machine: by the first to meet it."""
-    with suppress(RuntimeError):  # the store has gone with its host, and so has everybody else
-        count = store.add(f"usage-error/{os.environ.get('GROUP_RANK', '0')}", 1)
-        error.first_here = count == 1  # type: ignore[attr-defined]  # read by entry.run
 
 
 def _leave() -> None:

@@ -40,16 +40,16 @@ def _draw(ax: Any, start: Start, number: int, newest: bool) -> None:
     ax.plot(steps, losses, color=BLUE if newest else GREY, lw=2 if newest else 3.5, zorder=3 if newest else 2)
     if start.began:
         ax.plot(steps[0], losses[0], "D", color=GREEN, ms=7, mec="white", zorder=5)
-        _say(ax, f"start {number} goes on from its snapshot", steps[0], losses[0], 10)
+        _say(ax, f"start {number} goes on from its snapshot", steps[0], losses[0], (8, 10), "left")
     if start.crashed:
         ax.plot(steps[-1], losses[-1], "X", color=VERMILION, ms=11, mec="white", zorder=6)
-        _say(ax, f"start {number} died", steps[-1], losses[-1], -14)
+        _say(ax, f"start {number} died", steps[-1], losses[-1], (-8, -14), "right")
     elif newest:
         ax.plot(steps[-1], losses[-1], "o", color=BLUE, ms=6, zorder=5)
 
 
-def _say(ax: Any, words: str, step: int, loss: float, up: int) -> None:
-    ax.annotate(words, (step, loss), (8, up), textcoords="offset points", size=9)
+def _say(ax: Any, words: str, step: int, loss: float, aside: tuple[int, int], align: str) -> None:
+    ax.annotate(words, (step, loss), aside, textcoords="offset points", ha=align, size=9)
 
 
 class LiveCurve:

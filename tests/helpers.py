@@ -205,7 +205,7 @@ def torchrun_env(env: Env | None = None) -> dict[str, str | None]:
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not set: scripts must survive the plain torchrun that people type.
     """
     plain = {name: None for name in os.environ if _LAUNCHER.match(name)}
-    return {**plain, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", **(env or {})}
+    return {**plain, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "RES_OPTIONS": "timeout:1 attempts:1", **(env or {})}
 
 
 def torchrun(

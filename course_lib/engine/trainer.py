@@ -104,9 +104,13 @@ class Trainer:
             self.progress = progress
             self.world.stop.start()
             self.world.stop.armed = True
-            yield from self._remaining_steps()
-            self._finish()
-        self.world.stop.armed = False
+            try:
+                yield from self._remaining_steps()
+                self._finish()
+                self.world.stop.armed = False
+            except GeneratorExit:  # the loop was left early: nobody looks at a request to stop any more
+                self.world.stop.armed = False
+                raise
 
     def _remaining_steps(self) -> Iterator[Step]:
         steps: Iterator[Step] | None = None

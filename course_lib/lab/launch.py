@@ -17,6 +17,7 @@ from course_lib.lab.job import LIMIT_S
 from course_lib.lab.job import Job as Job
 from course_lib.lab.job import JobFailed as JobFailed
 from course_lib.lab.output import AGENT_LINE
+from course_lib.lab.processes import JOB_SETTINGS
 
 _LOG_OPTIONS = ("--log-dir", "--log_dir", "-r", "--redirects", "-t", "--tee")
 _started: list[Job] = []
@@ -98,8 +99,7 @@ def job_environment(environment: Mapping[str, str] | None = None) -> dict[str, s
     that, too; with the variable they needn't. A pod's own PET_ variables would override the options given here.
     """
     kept = {k: v for k, v in (environment or os.environ).items() if not k.startswith("PET_")}
-    ours = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return kept | ours
+    return kept | JOB_SETTINGS
 
 
 def run_job(

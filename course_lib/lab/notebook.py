@@ -20,12 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from course_lib.lab.processes import MARK, describe_exit, kernel_mark, kill_marked, launch_mark
+from course_lib.lab.processes import JOB_SETTINGS, MARK, describe_exit, kernel_mark, kill_marked, launch_mark
 
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 20_000
 # What torchrun or a pod may have left in the environment; it would tell a script that it is somebody's worker.
 _LAUNCHER = re.compile("PET_|TORCHELASTIC_|MASTER_(ADDR|PORT)$|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|ROLE_NAME$")
-_SETTINGS = {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _NEEDED = ("torch", "numpy", "matplotlib", "sklearn")
 
 
@@ -86,7 +85,7 @@ def _is_root(folder: Path) -> bool:
 def _set_environment(root: Path, device: str) -> None:
     for name in [name for name in os.environ if _LAUNCHER.match(name)]:
         del os.environ[name]
-    os.environ.update(_SETTINGS)
+    os.environ.update(JOB_SETTINGS)
     _put_first("PATH", str(Path(sys.executable).parent))
     _put_first("PYTHONPATH", str(root))  # a script's folder is what Python puts first, not the working directory
     if str(root) not in sys.path:

@@ -17,6 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# What every job of the course gets: one thread a rank, no progress bars, a store of its own for each restart.
+JOB_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "TQDM_DISABLE": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # torch looks up the name of each address that connects; a name server that does not answer, as offline, costs
+    # 10 s a time by default.
+    "RES_OPTIONS": "timeout:1 attempts:1",
+}
+
 MARK = "COURSE_LAUNCH"
 _PERIOD_S = 0.2
 

@@ -137,7 +137,7 @@ def child_env(env: Env | None, mark: str) -> dict[str, str]:
 
 @contextmanager
 def running(
-    cmd: Sequence[str | Path], timeout: float = 120.0, env: Env | None = None, cwd: Path | None = None
+    cmd: Sequence[str | Path], timeout: float = 240.0, env: Env | None = None, cwd: Path | None = None
 ) -> Iterator[Running]:
     """Start `cmd` in a session of its own; whatever happens in the block, nothing of it lives afterwards.
 
@@ -163,7 +163,7 @@ def running(
 
 
 def launch(
-    cmd: Sequence[str | Path], timeout: float = 120.0, env: Env | None = None, cwd: Path | None = None
+    cmd: Sequence[str | Path], timeout: float = 240.0, env: Env | None = None, cwd: Path | None = None
 ) -> Completed:
     """Run `cmd` to its end, whatever its exit code. Passing `timeout` or leaving a process behind fails."""
     with running(cmd, timeout, env, cwd) as process:
@@ -213,7 +213,7 @@ def torchrun(
     script: str | Path,
     nproc: int = 2,
     max_restarts: int = 0,
-    timeout: float = 120.0,
+    timeout: float = 240.0,
     run_dir: Path | None = None,
     env: Env | None = None,
     cwd: Path | None = None,

@@ -78,6 +78,8 @@ def printed(run: Path, calm: Path) -> dict[str, str]:
         "replayed": lambda: claims.replayed(run),
         "world_sizes": lambda: claims.world_sizes(run),
         "max_difference": lambda: claims.max_difference(calm, run),
+        "replay_difference": lambda: claims.replay_difference(run),
+        "times_finished": lambda: claims.times_finished(run),
         "same_weights": lambda: claims.same_weights(calm, run),
         "every_sample_once": lambda: claims.every_sample_once(run),
         "accuracy": lambda: claims.accuracy(run) > 0.95,
@@ -96,6 +98,8 @@ RIGHT = {
     "replayed": "2",
     "world_sizes": "[2, 2]",
     "max_difference": "0.0",
+    "replay_difference": "0.0",
+    "times_finished": "{0: 1, 1: 1}",
     "same_weights": "True",
     "every_sample_once": "True",
     "accuracy": "True",
@@ -104,7 +108,12 @@ RIGHT = {
 
 def test_a_sound_record(tmp_path: Path, calm: Path) -> None:
     assert printed(write(tmp_path / "run", crashed_run()), calm) == RIGHT
-    assert printed(calm, calm) == RIGHT | {"restarts": "0", "replayed": "0", "world_sizes": "[]"}
+    assert printed(calm, calm) == RIGHT | {
+        "restarts": "0",
+        "replayed": "0",
+        "world_sizes": "[]",
+        "replay_difference": "inf",
+    }
 
 
 @pytest.mark.parametrize("name", ["h-10", "h-11", "h-20", "h-21"])

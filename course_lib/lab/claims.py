@@ -7,7 +7,7 @@ that is missing, or a loss that was moved by a millionth, is a BrokenRecord, not
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,12 @@ def max_difference(a: Path | str, b: Path | str) -> float:
     return max_abs_loss_difference(_verified(a), _verified(b))
 
 
+def first_difference(a: Path | str, b: Path | str, steps: int = 2) -> float:
+    """Like `max_difference`, over the first steps only: before rounding, fed back through the weights, has grown."""
+    first = [[event for event in _verified(run) if event.get("step", 0) < steps] for run in (a, b)]
+    return max_abs_loss_difference(*first)
+
+
 def same_weights(a: Path | str, b: Path | str) -> bool:
     """Whether two finished runs ended with the same weights and buffers, bit for bit."""
     digests = [_report(run)["weights_sha256"] for run in (a, b) if _verified(run)]
@@ -59,6 +65,22 @@ def every_sample_once(run: Path | str) -> bool:
     joined = all(a[1] == b[0] for epoch in spans.values() for a, b in pairwise(epoch))
     ends = {(epoch[0][0], epoch[-1][1]) for epoch in spans.values()}
     return joined and len(ends) == 1 and min(ends)[0] == 0 and sorted(spans) == list(range(len(spans)))
+
+
+def replay_difference(run: Path | str) -> float:
+    """The largest distance of the losses that two starts of equal size had in the same step; infinite if none is."""
+    done: dict[tuple[int, int], dict[int | None, float]] = defaultdict(dict)
+    for event in _verified(run):
+        if event["event"] == "step":
+            done[event["world_size"], event["step"]][event["generation"]] = event["loss"]
+    gaps = [max(losses.values()) - min(losses.values()) for losses in done.values() if len(losses) > 1]
+    return max(gaps, default=math.inf)
+
+
+def times_finished(run: Path | str) -> dict[int, int]:
+    """Epoch -> how many starts trained it to its end."""
+    ends = {(event["epoch"], event["generation"]) for event in _verified(run) if event["event"] == "epoch"}
+    return dict(sorted(Counter(epoch for epoch, _ in ends).items()))
 
 
 def accuracy(run: Path | str) -> float:

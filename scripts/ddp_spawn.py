@@ -64,6 +64,8 @@ def main() -> None:
     try:
         mp.spawn(worker, args=(("127.0.0.1", store.port), options), nprocs=options.processes)
     except mp.ProcessExitedException as error:
+        if error.exit_code < 0:
+            say(f"{error}; nothing restarts it here: that is torchrun's part")
         sys.exit(error.exit_code if error.exit_code > 0 else 1)
 
 

@@ -1,11 +1,12 @@
 """Bad input: one clear line that names what is wrong, exit code 2 from the worker, nothing lost, no restart."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import REPO, Completed, launch, running, torchrun_cmd, torchrun_env
+from helpers import REPO, Completed, launch, running, torchrun, torchrun_cmd, torchrun_env
 from jobs import SHORT, job
 from PIL import Image
 
@@ -22,6 +23,9 @@ WRONG = {
     "--lr -1": "--lr",
     "--lr nan": "--lr",
     "--seed x": "--seed",
+    "--seed 99999999999999999999": "--seed",
+    "--collective-timeout 1e30": "--collective-timeout",
+    "--run-dir ''": "--run-dir",
     "--num-workers -1": "--num-workers",
     "--device tpu": "--device",
     "--dtype int8": "--dtype",
@@ -36,7 +40,7 @@ WRONG = {
 @pytest.mark.parametrize("options", WRONG)
 def test_a_wrong_option_is_named_in_one_line(options: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_options("", "group", "snapshots", argv=options.split())
+        parse_options("", "group", "snapshots", argv=shlex.split(options))
     assert WRONG[options] in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -114,3 +118,18 @@ def test_torchrun_does_not_restart_a_job_that_can_never_run(tmp_path: Path, opti
     assert done.returncode == 1  # torchrun's own, whatever its workers returned
     assert len(re.findall(r"^error: .*", done.output, re.MULTILINE)) == 1, done.tail()
     assert not (tmp_path / "run" / "snapshots").exists()
+
+
+def test_the_line_is_said_even_when_another_rank_is_the_first_to_leave(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, time\n"
+        "from course_lib.engine import UsageError, run\n"
+        "def main():\n"
+        "    time.sleep(2 if os.environ['RANK'] == '0' else 0)\n"
+        "    raise UsageError('--option is wrong: leave it out')\n"
+        "run(main)\n"
+    )
+    done = torchrun(script=script, nproc=3, max_restarts=2)
+    assert done.returncode == 1
+    assert re.findall(r"^error: .*", done.output, re.MULTILINE) == ["error: --option is wrong: leave it out"]

@@ -108,3 +108,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "nothing to do: this run has finished 2 of 2 epochs" in done.output
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    # A process may have died between the last snapshot and the report.
+    (run_dir / "report.json").unlink()
+    assert job(run_dir).returncode == 0
+    assert_same_result(run_dir, undisturbed())

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,23 @@ def test_a_read_only_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_keeping_no_snapshot_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--keep must be at least 1, not 0"):
         SnapshotStore(tmp_path, keep=0)
+
+
+def test_a_claim_is_written_once_though_every_node_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = start(tmp_path)
+    monkeypatch.setattr(os, "fsync", refuse)  # a disk that has become full
+    generation.store.record(generation.claim)
+    with pytest.raises(OSError):
+        generation.store.record(replace(generation.claim, generation=2))
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_payloads_whose_manifests_are_gone_are_named(tmp_path: Path) -> None:
+    generation = start(tmp_path)
+    generation.save(1)
+    (name,) = (Path(file).stem for file in names(tmp_path))
+    (tmp_path / "snapshots" / f"{name}.json").unlink()
+    assert find(tmp_path).skipped == ((name, "it has no manifest"),)

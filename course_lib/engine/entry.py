@@ -20,7 +20,7 @@ from course_lib.engine.runlog import RunLog
 from course_lib.engine.watchdog import is_agent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 143
-_PATIENCE_S = 1.0
+_PATIENCE_S, _REFUSAL_PATIENCE_S = 1.0, 15.0
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -79,7 +79,10 @@ def _refuse(error: UsageError) -> None:
     training, the first to meet it says: `open_world` marks it.
     """
     if not getattr(error, "first_here", _local_rank() == "0"):
-        return
+        # Another rank speaks. Were this one the first to leave, the agent would end the other before it could.
+        another_knows = hasattr(error, "first_here") or getattr(error, "everywhere", False)
+        if _agent_ends_us(_PATIENCE_S if another_knows else _REFUSAL_PATIENCE_S) or another_knows:
+            return
     # An error from a loader's worker process arrives wrapped in that process's traceback; its last line is ours.
     name = f"{UsageError.__module__}.{UsageError.__qualname__}: "
     line = f"error: {str(error).strip().splitlines()[-1].removeprefix(name)}"
@@ -108,19 +111,19 @@ def _report(error: BaseException) -> None:
     line = f"{where}: {text}" + (f" [traceback: {path}]" if path is not None else "")
     if not getattr(error, "everywhere", False) or error.__cause__ is not None or _local_rank() == "0":
         _say(line if lost and path is not None else trace + line)
-    if lost and _agent_ends_us(error):
+    if lost and not getattr(error, "agent_knows", False) and _agent_ends_us(_PATIENCE_S):
         return
     _record(line, "" if lost else trace)
 
 
-def _agent_ends_us(error: BaseException) -> bool:
+def _agent_ends_us(patience_s: float) -> bool:
     """Wait a moment for the agent's SIGTERM, so that it sees who died first, and names that one as the cause.
 
     It comes within a tenth of a second when the dead rank was on this machine. When it doesn't come, the cause is
     elsewhere, or there is a rank that hangs, and this rank's own failure is what the agent acts upon.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or getattr(error, "agent_knows", False):
-        return False
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _local_rank() != "0"
     told: list[int] = []
 
     def note(signum: int, _: FrameType | None) -> None:
@@ -128,7 +131,7 @@ def _agent_ends_us(error: BaseException) -> bool:
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, note)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not told and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(told)

@@ -64,8 +64,8 @@ class Keeper:
         self._heartbeat: Heartbeat | None = None
         self.saved_step: int | None = None
 
-    def resume(self, epochs: int, say: Callable[[str], None]) -> Progress | None:
-        """Restore the newest good snapshot and claim the next generation; None, and no trace, when all is done."""
+    def resume(self, epochs: int, say: Callable[[str], None]) -> Progress:
+        """Restore the newest good snapshot and claim the next generation; when all is done, claim nothing."""
         self.saved_step = None
         found = find_snapshot(self.store, self.world)
         progress = Progress()
@@ -73,11 +73,10 @@ class Keeper:
         if found.manifest is not None:
             progress = _progress(found.content)
             self._refuse_another_job(found)
-            if progress.position.epoch >= epochs:
-                done = progress.position.epoch
-                say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
-                return None
             notes = self.state.load_state_dict(found.content["state"])
+            if (done := progress.position.epoch) >= epochs:
+                say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
+                return progress
             notes += self._identity.changes(found.content, found.manifest, self.world)
         self._claim = claim_generation(self.store, self.world, found)
         self.world = replace(self.world, generation=self._claim.generation)

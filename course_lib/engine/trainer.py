@@ -98,10 +98,12 @@ class Trainer:
         UsageError when the run directory or its snapshots cannot be used, NonFiniteError when the loss is NaN.
         """
         with closing(self._keeper):
-            progress = self._keeper.resume(self.epochs, self._say)
-            if progress is None:
+            self.progress = self._keeper.resume(self.epochs, self._say)
+            if self.progress.position.epoch >= self.epochs:
+                # A process may have died between the last snapshot and the report.
+                if self.world.rank == 0 and not (Path(self.run_dir) / "report.json").exists():
+                    self._report()
                 return
-            self.progress = progress
             self.world.stop.start()
             self.world.stop.armed = True
             try:
@@ -173,7 +175,8 @@ class Trainer:
         raise shared(
             NonFiniteError(
                 f"the loss of step {step.number} is {loss} (samples {low} to {high - 1} of epoch {step.epoch}'s "
-                "order): training stops, and nothing was snapshotted after it"
+                "order): training stops, and nothing was snapshotted after it; "
+                "a lower learning rate or gradient clipping often helps"
             )
         )
 
@@ -223,15 +226,18 @@ class Trainer:
         self._log("finish", step=self.progress.position.step)
         self.world.gather(None)  # all ranks' events are written before rank 0 reads them
         if self.world.rank == 0:
-            history = self.progress.history
-            accuracy = history[-1].get("test_accuracy") if history else None
-            report = write_report(
-                Path(self.run_dir),
-                {
-                    "epochs": len(history),
-                    "test_accuracy": accuracy,
-                    "weights_sha256": self.state.weights_digest(),
-                    "optimizer_sha256": self.state.optimizer_digest(),
-                },
-            )
-            self._say(f"finished after {report['steps']} steps: {Path(self.run_dir) / 'report.json'}")
+            self._report()
+
+    def _report(self) -> None:
+        history, steps = self.progress.history, self.progress.position.step
+        write_report(
+            Path(self.run_dir),
+            {
+                "steps": steps,
+                "epochs": len(history),
+                "test_accuracy": history[-1].get("test_accuracy") if history else None,
+                "weights_sha256": self.state.weights_digest(),
+                "optimizer_sha256": self.state.optimizer_digest(),
+            },
+        )
+        self._say(f"finished after {steps} steps: {Path(self.run_dir) / 'report.json'}")

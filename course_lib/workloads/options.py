@@ -1,6 +1,7 @@
 """The command line that all training scripts share."""
 
 import argparse
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -59,7 +60,7 @@ class Options:
             "keep": self.keep,
             "strict": self.snapshot_strict,
             "identity": {"data": data_identity, "model": self.model, "norm": self.norm, "augment": self.augment},
-            "settings": {"lr": self.lr, "num_workers": self.num_workers, "max_local_batch": self.max_local_batch},
+            "settings": {"num_workers": self.num_workers, "max_local_batch": self.max_local_batch},
         }
 
 
@@ -114,12 +115,16 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-local-batch", type=_at_least(1), metavar="N", help="most samples of a rank at once; more are split")
     add("--lr", type=_positive, default=DEFAULT_LR, help="peak learning rate")
-    add("--seed", type=int, default=0, help="seed of weights, order, augmentation and dropout")
+    add("--seed", type=_at_least(0), default=0, help="seed of weights, order, augmentation and dropout")
     add("--num-workers", type=_at_least(0), default=0, metavar="K", help="processes a rank that load data")
     add("--dtype", choices=tuple(DTYPES), default="float32", help="floating-point type of weights and images")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs when there is one for each rank")
     add(
-        "--run-dir", type=Path, default=Path("runs/default"), metavar="DIR", help="folder for events, snapshots, report"
+        "--run-dir",
+        type=_folder,
+        default=Path("runs") / Path(sys.argv[0]).stem,
+        metavar="DIR",
+        help="folder for events, snapshots, report",
     )
     add("--fault", metavar="SPEC", help="break one rank: KIND[:key=value,...], see course_lib/lab/faults.py")
 
@@ -137,8 +142,8 @@ def _at_least(least: int) -> Any:
             number = int(text)
         except ValueError:
             number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        if not least <= number < 2**63:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to 2**63 - 1")
         return number
 
     return whole_number
@@ -149,6 +154,12 @@ def _positive(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of at most 1e6")
     return number
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the folder's name is empty")
+    return Path(text)

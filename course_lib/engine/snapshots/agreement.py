@@ -50,6 +50,7 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
                 "or start afresh with another --run-dir"
             )
         )
+    skipped |= {name: "it has no manifest" for view in views for name in view.orphans}
     return Restored(None, {}, tuple(skipped.items()), numbered)
 
 

@@ -36,6 +36,7 @@ class Listing:
     claims: tuple[Claim, ...]
     manifests: tuple[Manifest, ...]
     rejected: tuple[tuple[str, str], ...]
+    orphans: tuple[str, ...] = ()  # payloads without a manifest: their writer died in between, or it was removed
 
     def generations(self) -> list[int]:
         """The numbers that are taken, also by records that can't be read."""
@@ -73,7 +74,10 @@ class SnapshotStore:
                     manifests.append(unseal_manifest(path.read_bytes(), name))
             except (BadSnapshot, OSError) as error:
                 rejected.append((name, str(error)))
-        return Listing(tuple(claims), tuple(manifests), tuple(rejected))
+        known = {m.name for m in manifests} | {name for name, _ in rejected}
+        payloads = (path.stem for path in sorted(self.directory.glob("gen-*-step-*.pt")))
+        orphans = tuple(name for name in payloads if name not in known and parse_name(name))
+        return Listing(tuple(claims), tuple(manifests), tuple(rejected), orphans)
 
     def read(self, manifest: Manifest) -> bytes:
         """The payload, after every byte of it has been checked; raises BadSnapshot."""
@@ -115,12 +119,10 @@ class SnapshotStore:
     def record(self, claim: Claim) -> None:
         """Write a claim into this node's directory; on a shared disk it is there already."""
         path = self.directory / f"{claim.name}.claim.json"
+        if path.exists() and path.read_bytes() == seal(claim):
+            return
         self.directory.mkdir(parents=True, exist_ok=True)
-        try:
-            publish(path, seal(claim))
-        except FileExistsError:
-            if unseal_claim(path.read_bytes()) != claim:
-                raise
+        publish(path, seal(claim))
 
     def save(
         self,

@@ -127,8 +127,9 @@ lint: $(READY) ## ruff and mypy only
 	@'$(PYTHON)' -m ruff format --check .
 	@'$(PYTHON)' -m mypy
 
+# Two at a time: most tests wait for processes to start. PYTEST_ARGS="-n 0" runs one after the other.
 unit: $(READY) ## pytest without the slow tests
-	@'$(PYTHON)' -m pytest $(PYTEST_ARGS)
+	@'$(PYTHON)' -m pytest -n 2 $(PYTEST_ARGS)
 
 unit-all: $(READY)
 	@'$(PYTHON)' -m pytest -m 'slow or not slow' $(PYTEST_ARGS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from jobs import STEPS, assert_same_result, assert_snapshots_finite, job, undisturbed
+from jobs import assert_same_result, assert_snapshots_finite, job, undisturbed
 
 from course_lib.engine import read_events
 

@@ -228,7 +228,7 @@ class Job:
     def _failure(self, what: str) -> JobFailed:
         last = self._followed.last_step if self._followed is not None and self._events else None
         where = f" (the last step that it did is {last})" if last is not None else ""
-        return JobFailed(f"the job {what}{where}: {self.command}\n{self._output.tail()}")
+        return JobFailed(f"the job {what}{where}: {self.command}\n{self._output.tail(ended=not self.running)}")
 
     @contextmanager
     def _ended_by_interrupt(self) -> Iterator[None]:

@@ -44,9 +44,12 @@ class Output:
             if line.rank is not None or not (has_agent or AGENT_LINE.match(line.text)):
                 print(line.text, flush=True)
 
-    def tail(self) -> str:
-        """The last lines of the workers, and the agent's view of who failed first, which it gives in a box."""
-        lines = self.update(rest=True)
+    def tail(self, ended: bool = True) -> str:
+        """The last lines of the workers, and the agent's view of who failed first, which it gives in a box.
+
+        Only when the job has `ended` is a line without an end a line; before, its other half is still to come.
+        """
+        lines = self.update(rest=ended)
         workers = [line.text for line in lines if line.rank is not None and line.text.strip()]
         agent = [line.text for line in lines if line.rank is None and line.text.strip()]
         cause = next((n for n, text in enumerate(agent) if text.startswith("Root Cause")), None)

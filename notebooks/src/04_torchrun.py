@@ -228,7 +228,7 @@ def save(state, path):
 
 
 def load(path):
-    return torch.load(path) if path.exists() else None
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 
 
 # STUDENT: def save(state, path):

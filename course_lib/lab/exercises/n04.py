@@ -115,7 +115,7 @@ def _save(state: dict[str, Any], path: Path) -> None:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    return dict(torch.load(path)) if path.exists() else None
+    return dict(torch.load(path, map_location="cpu", weights_only=True)) if path.exists() else None
 
 
 def _save_in_place(state: dict[str, Any], path: Path) -> None:
@@ -142,7 +142,7 @@ def _save_weights_only(state: dict[str, Any], path: Path) -> None:
 def _load_newest(path: Path) -> dict[str, Any] | None:
     """Takes the unfinished file for the newest one."""
     new = path.with_suffix(".new")
-    return dict(torch.load(new)) if new.exists() else _load(path)
+    return dict(torch.load(new, map_location="cpu", weights_only=True)) if new.exists() else _load(path)
 
 
 save_and_load = Exercise(
@@ -155,7 +155,7 @@ save_and_load = Exercise(
         (_save_by_copy, _load),
         (_save_weights_only, _load),
         (_save, _load_newest),
-        (_save, lambda path: torch.load(path)),
+        (_save, lambda path: torch.load(path, map_location="cpu", weights_only=True)),
         _save,
     ],
     why="killed at every line and in the middle of every write, load always found one whole state",

@@ -117,10 +117,11 @@ def _report(error: BaseException) -> None:
 
 
 def _agent_ends_us(patience_s: float) -> bool:
-    """Wait a moment for the agent's SIGTERM, so that it sees who died first, and names that one as the cause.
+    """Wait up to `patience_s` seconds for the agent's SIGTERM, so that another rank is the first to leave.
 
-    It comes within a tenth of a second when the dead rank was on this machine. When it doesn't come, the cause is
-    elsewhere, or there is a rank that hangs, and this rank's own failure is what the agent acts upon.
+    The agent names the first as the cause, and a rank that still has to speak must not be ended by it. After a death
+    on this machine it comes within a tenth of a second; when it doesn't come, the cause is elsewhere, or a rank
+    hangs, and this rank's own failure is what the agent acts upon. Without an agent, rank 0 alone acts.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _local_rank() != "0"

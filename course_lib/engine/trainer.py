@@ -142,8 +142,9 @@ class Trainer:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""
         names = sorted(step.totals)
         size = step.samples[1] - step.samples[0]
-        sums = self.world.sum([*(step.totals[name] for name in names), *self._stop_votes()])
-        totals = dict(zip(names, sums, strict=False)) | {"samples": float(size)}
+        votes = [*self._stop_votes(), self._keeper.saver.vote()]
+        *sums, asked, by_agent, saved = self.world.sum([*(step.totals[name] for name in names), *votes])
+        totals = dict(zip(names, sums, strict=True)) | {"samples": float(size)}
         means = {name: totals[name] / size for name in names}
         self._check_finite(step, means.get("loss", 0.0))
         running = self.progress.running
@@ -158,11 +159,12 @@ class Trainer:
             seconds=time.monotonic() - started,
             **means,
         )
+        self._keeper.saver.settle(saved)
         # The last step's snapshot waits for the evaluation, so that a finished run is one that was evaluated.
         last = step.last_of_epoch and step.epoch == self.epochs - 1
         if not last and self.progress.position.step % self.snapshot_every == 0:
             self._keeper.save(self.progress)
-        self._stop_if_asked(*sums[-2:])
+        self._stop_if_asked(asked, by_agent)
 
     def _check_finite(self, step: Step, loss: float) -> None:
         """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
@@ -194,9 +196,7 @@ class Trainer:
         self._log("epoch", step=position.step, **record)
         self._say(epoch_line(record, self.epochs, self.plan.global_batch_size))
         self.progress = Progress(self.plan.next_epoch(position), [*self.progress.history, record])
-        if position.epoch + 1 == self.epochs:
-            self._keeper.save(self.progress)
-        else:
+        if position.epoch + 1 < self.epochs:
             self._stop_if_asked(*self.world.sum(self._stop_votes()))
 
     def _stop_votes(self) -> list[float]:
@@ -208,10 +208,9 @@ class Trainer:
         """Leave in order when any rank was asked to: all are here, at the same step, and publish a snapshot."""
         if asked == 0:
             return
-        self._keeper.save(self.progress)
-        steps = self.progress.position.step
+        saved, steps = self._keeper.saved(self.progress), self.progress.position.step
         self._log("stop_requested", step=steps)
-        if self._keeper.saved_step != steps:
+        if not saved:
             raise shared(SnapshotError(f"asked to stop after {steps} steps, but no snapshot could be published"))
         raise shared(
             Preempted(
@@ -221,7 +220,7 @@ class Trainer:
         )
 
     def _finish(self) -> None:
-        if self._keeper.saved_step != self.progress.position.step:
+        if not self._keeper.saved(self.progress):
             raise shared(SnapshotError("training is done, but its last snapshot could not be published"))
         self._log("finish", step=self.progress.position.step)
         self.world.gather(None)  # all ranks' events are written before rank 0 reads them

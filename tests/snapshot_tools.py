@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from course_lib.engine.snapshots import Claim, Manifest, Restored, SnapshotStore, claim_generation, find_snapshot
+from course_lib.engine.snapshots import Claim, Draft, Manifest, Restored, SnapshotStore, claim_generation, find_snapshot
 from course_lib.engine.snapshots.records import seal
 from course_lib.engine.world import World
 
@@ -28,10 +28,16 @@ class Generation:
     claim: Claim
     found: Restored
 
-    def save(self, step: int, **content: Any) -> Manifest:
-        """Publish a snapshot that names its step and generation."""
+    def draft(self, step: int, **content: Any) -> Draft:
+        """A snapshot that names its step and generation, not yet published."""
         own = {"step": step, "generation": self.claim.generation, "weight": torch.full((4,), float(step))}
-        return self.store.save(self.claim, own | content, step=step, epoch=0, world_size=1, config={"seed": 1})
+        return self.store.draft(self.claim, own | content, step=step, epoch=0, world_size=1, config={"seed": 1})
+
+    def save(self, step: int, **content: Any) -> Manifest:
+        """The same, published."""
+        with self.draft(step, **content) as draft:
+            self.store.publish(draft)
+        return draft.manifest
 
 
 def start(run_dir: Path, keep: int = 3) -> Generation:

@@ -101,7 +101,7 @@ def test_files_and_functions_stay_short() -> None:
 
 def test_the_engine_stays_small() -> None:
     engine = [path for path in LIBRARY if "engine" in path.parts]
-    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2000
+    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2400
 
 
 def test_every_torch_load_is_safe() -> None:

@@ -76,7 +76,8 @@ SPOILT: dict[str, Callable[[Toy], torch.Tensor]] = {
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_state_that_is_no_number_is_not_published(tmp_path: Path, name: str, value: float) -> None:
-    with pytest.raises(NonFiniteError, match="not finite after step 5: no snapshot"):
+    # The writer finds it while training goes on; the next loss may be the first to tell.
+    with pytest.raises(NonFiniteError, match="not finite after step 5: no snapshot|loss of step [67] is"):
         Spoiling(tmp_path, SPOILT[name], value).run()
     assert steps_on_disk(tmp_path) == [3]
     assert sorted(Toy(tmp_path).run().losses) == list(range(3, 10))
@@ -87,15 +88,15 @@ class Full:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: float = math.inf, skip: int = 0) -> None:
         self.calls = 0
-        whole = SnapshotStore.save
+        whole = SnapshotStore.draft
 
-        def save(store: SnapshotStore, *args: Any, **options: Any) -> Any:
+        def draft(store: SnapshotStore, *args: Any, **options: Any) -> Any:
             self.calls += 1
             if skip < self.calls <= skip + times:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return whole(store, *args, **options)
 
-        monkeypatch.setattr(SnapshotStore, "save", save)
+        monkeypatch.setattr(SnapshotStore, "draft", draft)
 
 
 def test_a_full_disk_costs_a_snapshot_and_not_the_run(

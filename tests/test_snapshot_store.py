@@ -97,8 +97,8 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "link", watched_link)
-    publish(tmp_path / "a", b"content", lambda: did.append("hook"))
-    assert did == ["file", "hook", "name", "directory"]
+    publish(tmp_path / "a", b"content")
+    assert did == ["file", "name", "directory"]
 
 
 def hard_links_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +126,12 @@ def test_publishing_replaces_nothing(
     assert found_name(tmp_path / "run") == "gen-0001-step-00000001"
 
 
-def test_a_process_that_fails_between_writing_and_publishing_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> None:
+def test_a_draft_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
+    generation = start(tmp_path / "run")
+    before = everything(tmp_path)
+    with pytest.raises(KeyboardInterrupt), generation.draft(1):
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        publish(tmp_path / "a", b"content", fail)
-    assert everything(tmp_path) == {}
+    assert everything(tmp_path) == before
 
 
 def test_the_temporary_file_is_beside_its_target_whatever_tmpdir_says(
@@ -142,16 +141,9 @@ def test_the_temporary_file_is_beside_its_target_whatever_tmpdir_says(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
     generation = start(tmp_path / "run")
-    seen: list[str] = []
-    generation.store.save(
-        generation.claim,
-        {"step": 1},
-        step=1,
-        epoch=0,
-        world_size=1,
-        config={},
-        before_publish=lambda: seen.extend(names(tmp_path / "run", ".tmp")),
-    )
+    with generation.draft(1) as draft:
+        seen = names(tmp_path / "run", ".tmp")
+        generation.store.publish(draft)
     assert len(seen) == 1 and seen[0].startswith(".gen-0001-step-00000001.pt.")
     assert names(tmp_path / "run") == ["gen-0001-step-00000001"] and names(tmp_path / "run", ".tmp") == []
 

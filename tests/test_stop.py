@@ -98,7 +98,7 @@ def test_a_stop_without_a_snapshot_is_a_failure(tmp_path: Path, monkeypatch: pyt
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(SnapshotStore, "save", full)
+    monkeypatch.setattr(SnapshotStore, "draft", full)
     with pytest.raises(SnapshotError, match="asked to stop after 2 steps, but no snapshot"):
         Asked(tmp_path, 1).run()
 

@@ -30,7 +30,8 @@ class Identity:
         }
         self.fixed: dict[str, Any] = portable(own | dict(given), "identity")
         self.settings: dict[str, Any] = portable(dict(settings), "settings")
-        json.dumps(self.fixed | self.settings)  # the manifests' config: better to fail here than at a save
+        self.config = self.fixed | self.settings
+        json.dumps(self.config)  # it goes into the manifests: better to fail here than at a save
 
     def differences(self, content: Mapping[str, Any]) -> list[str]:
         """In what a snapshot's content is of another job, a phrase each."""

@@ -1,21 +1,18 @@
 """What the trainer does with snapshots: resume from one, write one, and undo a throw-away step."""
 
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from course_lib.engine.errors import NonFiniteError, SnapshotError, UsageError
+from course_lib.engine.errors import UsageError
 from course_lib.engine.identity import Identity
 from course_lib.engine.order import Position
 from course_lib.engine.runlog import RunLog
+from course_lib.engine.saver import Saver
 from course_lib.engine.snapshots import (
-    Claim,
     Heartbeat,
-    Manifest,
     Restored,
     SnapshotStore,
     claim_generation,
@@ -60,13 +57,17 @@ class Keeper:
         self._hook = hook
         self._strict = strict
         self._identity = identity
-        self._claim: Claim | None = None
+        self._saver: Saver | None = None
         self._heartbeat: Heartbeat | None = None
-        self.saved_step: int | None = None
+
+    @property
+    def saver(self) -> Saver:
+        """What writes this generation's snapshots, once `resume` has claimed it."""
+        assert self._saver is not None
+        return self._saver
 
     def resume(self, epochs: int, say: Callable[[str], None]) -> Progress:
         """Restore the newest good snapshot and claim the next generation; when all is done, claim nothing."""
-        self.saved_step = None
         found = find_snapshot(self.store, self.world)
         progress = Progress()
         notes: list[str] = []
@@ -78,12 +79,13 @@ class Keeper:
                 say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
                 return progress
             notes += self._identity.changes(found.content, found.manifest, self.world)
-        self._claim = claim_generation(self.store, self.world, found)
-        self.world = replace(self.world, generation=self._claim.generation)
-        self.log.generation = self._claim.generation
+        claim = claim_generation(self.store, self.world, found)
+        self.world = replace(self.world, generation=claim.generation)
+        self.log.generation = claim.generation
         self.log.open()
         if self.world.rank == 0:
-            self._heartbeat = Heartbeat(self.store.directory, self._claim)
+            self._heartbeat = Heartbeat(self.store.directory, claim)
+        self._saver = Saver(self.world, self.state, self.store, claim, self.log, self._strict)
         self._log_resume(found, progress, notes, say)
         self._hook("load", progress.position.step)
         return progress
@@ -123,82 +125,36 @@ class Keeper:
         yield step
         step.warmup = False
         step.totals.clear()
+        self.saver.prepare()  # by now there is each tensor that a snapshot will hold
         self.state.load_state_dict(before)
         for parameter in self.state.module.parameters():
             parameter.grad = None
 
     def save(self, progress: Progress) -> None:
-        """Publish a snapshot of this moment, on all ranks together; once for each step."""
-        step = progress.position.step
-        if step == self.saved_step:
-            return
-        self.state.broadcast_buffers()
-        self._refuse_bad_weights(step)
-        outcome: Manifest | TypeError | str | None = None
-        if self.world.rank == 0:
-            outcome = self._write(progress)
-        else:
-            self._hook("snapshot", step)
-        outcome = self.world.broadcast(outcome)
-        if isinstance(outcome, Manifest):
-            self.saved_step = step
-            return
-        if isinstance(outcome, TypeError):
-            raise shared(outcome)  # no later snapshot would go better, so it ends the run, on all ranks
-        self.log("snapshot_skipped", step=step, reason=outcome)
-        if self._strict:
-            raise shared(SnapshotError(f"no snapshot after step {step}: {outcome}"))
-        if self.world.rank == 0:
-            print(f"no snapshot after step {step}, training goes on: {outcome}", file=sys.stderr, flush=True)
+        """Begin a snapshot of this moment, on all ranks together; once for each step."""
+        position = progress.position
+        facts = {"epoch": position.epoch, "world_size": self.world.world_size, "config": self._identity.config}
+        if self.saver.save(position.step, lambda: self._content(progress), **facts):
+            self._hook("snapshot", position.step)
 
-    def _write(self, progress: Progress) -> Manifest | TypeError | str:
-        """The manifest of the published snapshot, or why there is none: the disk, or what it cannot hold."""
-        assert self._claim is not None
-        started = time.monotonic()
-        try:
-            content = {
-                "state": self.state.state_dict(),
-                "progress": portable(asdict(progress), "progress"),
-                "identity": self._identity.fixed,
-                "settings": self._identity.settings,
-            }
-            manifest = self.store.save(
-                self._claim,
-                content,
-                step=progress.position.step,
-                epoch=progress.position.epoch,
-                world_size=self.world.world_size,
-                config=self._identity.fixed | self._identity.settings,
-                before_publish=lambda: self._hook("snapshot", progress.position.step),
-            )
-        except OSError as error:
-            return f"{type(error).__name__}: {error}"
-        except TypeError as error:
-            return error
-        seconds = time.monotonic() - started
-        self.log("snapshot_saved", step=manifest.step, stall_s=seconds, write_s=seconds, bytes=manifest.bytes)
-        return manifest
+    def _content(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "progress": portable(asdict(progress), "progress"),
+            "identity": self._identity.fixed,
+            "settings": self._identity.settings,
+        }
 
-    def _refuse_bad_weights(self, step: int) -> None:
-        """Never publish weights that are not finite, or that not all ranks share."""
-        views = self.world.gather((self.state.replica_digest(), self.state.is_finite()))
-        if not all(finite for _, finite in views):
-            raise shared(
-                NonFiniteError(
-                    f"the weights or the optimizer's state are not finite after step {step - 1}: no snapshot of them"
-                )
-            )
-        drifted = [rank for rank, (weights, _) in enumerate(views) if weights != views[0][0]]
-        if drifted:
-            raise shared(
-                SnapshotError(
-                    f"the weights of rank {', '.join(map(str, drifted))} differ from rank 0's after step {step - 1}: "
-                    "no snapshot of them"
-                )
-            )
+    def saved(self, progress: Progress) -> bool:
+        """Whether the snapshot of this moment, the last thing to do, is published; waits for it."""
+        self.saver.wait()  # for as long as it takes, since nothing else is to do
+        self.save(progress)
+        self.saver.wait()
+        return self.saver.saved_step == progress.position.step
 
     def close(self) -> None:
         """End the generation in order."""
+        if self._saver is not None:
+            self._saver.close()
         if self._heartbeat is not None:
             self._heartbeat.stop()
 

@@ -16,6 +16,8 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     """The same nest of dicts, lists and tuples with `change` applied to each tensor."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
+    if isinstance(tree, Counter):
+        return Counter(tree)
     if isinstance(tree, Mapping):
         return {key: map_tensors(value, change) for key, value in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -23,6 +25,36 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(tree, (list, tuple)):
         return type(tree)(map_tensors(value, change) for value in tree)
     return tree
+
+
+class HostCopy:
+    """Copies nests of tensors into host memory of its own, which the next copy of the same shape uses again.
+
+    The memory is pinned for tensors on a GPU. A tensor that occurs twice is copied once, so what was shared stays so.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def __call__(self, tree: Any) -> Any:
+        spare, used = iter(self._buffers), []
+        seen: dict[tuple[Any, ...], torch.Tensor] = {}
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if tensor.numel() == 0 or key not in seen:
+                buffer = next(spare, None)
+                if buffer is None or (buffer.dtype, buffer.shape) != (tensor.dtype, tensor.shape):
+                    buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+                seen[key] = buffer.copy_(tensor.detach(), non_blocking=True)
+                used.append(buffer)
+            return seen[key]
+
+        copied = map_tensors(tree, copy)
+        self._buffers = used
+        if any(device.type == "cuda" for device, *_ in seen):
+            torch.cuda.synchronize()
+        return copied
 
 
 def leaves(tree: Any, name: str = "") -> list[tuple[str, Any]]:
@@ -67,7 +99,7 @@ def portable(tree: Any, name: str) -> Any:
     Raises TypeError at the time of the save, naming the key, for anything that the safe loader would refuse.
     """
     if isinstance(tree, torch.Tensor):
-        return tree.detach().cpu()
+        return tree.detach()
     # A long double is the one numpy scalar that has no Python number to become.
     if isinstance(tree, np.generic) and not isinstance(tree.item(), np.generic):
         return portable(tree.item(), name)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -31,7 +31,8 @@ class World:
     """Who this process is among its peers.
 
     `device` is where its tensors live; `generation` numbers the incarnations of a run's process group and is None
-    until the ranks have agreed on it. The methods are collectives: every rank calls them in the same order.
+    until the ranks have agreed on it; `store` is the group's key-value store. The methods are collectives: every
+    rank calls them in the same order.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class World:
     device: torch.device
     generation: int | None = None
     stop: StopWatch = field(default_factory=StopWatch, repr=False, compare=False)
+    store: Store = field(default_factory=HashStore, repr=False, compare=False)
 
     def gather(self, value: T) -> list[T]:
         """The picklable `value` of every rank, in rank order, on every rank."""
@@ -130,7 +132,7 @@ def open_world(
         if world.rank == 0 and device == "auto":
             say(f"running on {chosen.type}: {why}")
         world.agree(lambda: _reraise(failure))
-        yield world
+        yield replace(world, store=store)
         _leave()
     except Exception as error:
         lost = _last_act(error, world, store, collective_timeout_s)

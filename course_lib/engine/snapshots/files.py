@@ -8,33 +8,47 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
-def publish(path: Path, content: bytes, before_publish: Callable[[], None] | None = None) -> None:
+def publish(path: Path, content: bytes) -> None:
     """Write `content` so that `path` either holds all of it, durably, or does not exist.
 
     The bytes go into a temporary file of the same directory (another file system could not be renamed from) and
     are on the disk before the name is. Raises FileExistsError when `path` is taken, and leaves it as it is; other
     OSErrors come from the disk, and then `path` does not exist. Only a process that dies leaves a temporary file.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_for(path)
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if before_publish is not None:
-            before_publish()
-        _link(temporary, path)
-        try:
-            sync_directory(path.parent)
-        except OSError:
-            withdraw(path)
-            raise
+        write_durably(temporary, lambda file: file.write(content))
+        give_name(temporary, path)
     finally:
         withdraw(temporary)
+
+
+def temporary_for(path: Path) -> Path:
+    """A name beside `path` that nobody else uses."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Make the file `path` from what `write` writes into it; it is on the disk when this returns."""
+    with path.open("xb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def give_name(temporary: Path, path: Path) -> None:
+    """Let the content of `temporary` be `path`, durably, if that name is free."""
+    _link(temporary, path)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        withdraw(path)
+        raise
 
 
 def withdraw(path: Path) -> None:

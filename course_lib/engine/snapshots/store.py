@@ -4,10 +4,9 @@ import contextlib
 import hashlib
 import io
 import os
-import platform
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 
 from course_lib.engine.errors import UsageError
-from course_lib.engine.snapshots.files import publish, withdraw
+from course_lib.engine.snapshots.draft import Draft, write_draft
+from course_lib.engine.snapshots.files import give_name, publish, withdraw
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -124,47 +124,28 @@ class SnapshotStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         publish(path, seal(claim))
 
-    def save(
-        self,
-        claim: Claim,
-        content: Mapping[str, Any],
-        *,
-        step: int,
-        epoch: int,
-        world_size: int,
-        config: Mapping[str, Any],
-        before_publish: Callable[[], None] | None = None,
-    ) -> Manifest:
-        """Publish `content` (tensors and plain values) as the snapshot after `step` steps; OSErrors pass through."""
-        buffer = io.BytesIO()
-        torch.save(dict(content), buffer)
-        payload = buffer.getvalue()
-        manifest = Manifest(
-            step=step,
-            epoch=epoch,
-            generation=claim.generation,
-            token=claim.token,
-            parent=claim.parent,
-            sha256=hashlib.sha256(payload).hexdigest(),
-            bytes=len(payload),
-            world_size=world_size,
-            versions={"torch": torch.__version__, "python": platform.python_version()},
-            machine={"host": claim.host, "cpu": cpu_model()},
-            config=dict(config),
-        )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"{manifest.name}.pt"
-        publish(path, payload, before_publish)
+    def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
+        """`content` on the disk, ready to be published; takes what `write_draft` takes."""
+        return write_draft(self.directory, claim, content, **facts)
+
+    def publish(self, draft: Draft) -> None:
+        """Give a draft its name and its manifest, and retire old snapshots; OSErrors pass through."""
+        give_name(draft.temporary, draft.path)
         try:
-            publish(path.with_suffix(".json"), seal(manifest))
+            publish(draft.path.with_suffix(".json"), seal(draft.manifest))
         except OSError:
-            withdraw(path)  # or it would be in the way of another try
+            withdraw(draft.path)  # or it would be in the way of another try
             raise
         with contextlib.suppress(OSError):
-            self._retire(claim)  # the snapshot is published, whatever becomes of the old ones
-        return manifest
+            self._retire(draft.manifest.generation)  # the snapshot is published, whatever becomes of the old ones
 
-    def _retire(self, claim: Claim) -> None:
+    def save(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Manifest:
+        """A draft, published at once."""
+        with self.draft(claim, content, **facts) as draft:
+            self.publish(draft)
+        return draft.manifest
+
+    def _retire(self, generation: int) -> None:
         """Remove what is older than the newest `keep` verified snapshots of the line.
 
         Only the newest generation removes anything: an older one that wakes up sees the newer claim and keeps its
@@ -179,12 +160,12 @@ class SnapshotStore:
             if good < self.keep:
                 kept.add(manifest.name)
                 good += self._is_good(manifest)
-        if good == 0 or max(self.listing().generations(), default=0) > claim.generation:
+        if good == 0 or max(self.listing().generations(), default=0) > generation:
             return
         for path in sorted(self.directory.glob("gen-*-step-*")):
             place = parse_name(path.stem)
             # An older generation's payload whose manifest never came is left over from its death.
-            mine = place is not None and place[0] <= claim.generation and path.suffix in (".pt", ".json")
+            mine = place is not None and place[0] <= generation and path.suffix in (".pt", ".json")
             if mine and path.stem not in kept:
                 withdraw(path)
 
@@ -206,15 +187,6 @@ def open_payload(content: bytes) -> dict[str, Any]:
         forbidden = re.search(r"GLOBAL (\S+)", str(error))
         why = f"{forbidden[1]} in it is not plain data" if forbidden else type(error).__name__
         raise BadSnapshot(f"its payload cannot be opened safely: {why}") from None
-
-
-def cpu_model() -> str:
-    """The processor's name: bit-equality is claimed on one type of CPU only."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _run_id() -> str:

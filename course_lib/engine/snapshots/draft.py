@@ -1,0 +1,107 @@
+"""A snapshot that is on the disk but has no name yet: whole, durable, and seen by nobody."""
+
+import contextlib
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+
+from course_lib.engine.snapshots.files import temporary_for, withdraw, write_durably
+from course_lib.engine.snapshots.records import Claim, Manifest
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A payload in a temporary file, and the manifest that it will have; `with` removes the temporary at its end."""
+
+    manifest: Manifest
+    temporary: Path
+    path: Path
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        withdraw(self.temporary)
+
+
+def write_draft(
+    directory: Path,
+    claim: Claim,
+    content: Mapping[str, Any],
+    *,
+    step: int,
+    epoch: int,
+    world_size: int,
+    config: Mapping[str, Any],
+) -> Draft:
+    """Write `content` (tensors and plain values) as the snapshot after `step` steps; OSErrors pass through."""
+    facts: dict[str, Any] = {"step": step, "epoch": epoch, "world_size": world_size, "config": dict(config)}
+    blank = Manifest(
+        generation=claim.generation,
+        token=claim.token,
+        parent=claim.parent,
+        sha256="",
+        bytes=0,
+        versions={"torch": torch.__version__, "python": platform.python_version()},
+        machine={"host": claim.host, "cpu": cpu_model()},
+        **facts,
+    )
+    path = directory / f"{blank.name}.pt"
+    temporary = temporary_for(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    written = _Hashed()
+    try:
+        write_durably(temporary, lambda file: written.save(dict(content), file))
+    except BaseException:
+        withdraw(temporary)
+        raise
+    return Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), temporary, path)
+
+
+class _Hashed:
+    """A file to write to, which counts and digests what passes: the state needs no second copy in memory."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self.bytes = 0
+        self._file: BinaryIO | None = None
+        self._failure: OSError | None = None
+
+    def save(self, content: Any, file: BinaryIO) -> None:
+        """`torch.save` into `file`; torch's writer turns a disk's error into a RuntimeError, this turns it back."""
+        self._file = file
+        try:
+            torch.save(content, cast(IO[bytes], self))  # which needs no more than `write`
+        except RuntimeError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def write(self, data: bytes) -> int:
+        assert self._file is not None
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._failure = error
+            raise
+        self.hash.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Part of what torch takes for a file; `write_durably` flushes."""
+
+
+def cpu_model() -> str:
+    """The processor's name: bit-equality is claimed on one type of CPU only."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

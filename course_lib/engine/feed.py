@@ -81,6 +81,7 @@ def feed(
     *,
     num_workers: int = 0,
     max_local_batch: int | None = None,
+    shards: int | None = None,
     collate: Callable[[list[Any]], Any] = default_collate,
 ) -> Iterator[Any]:
     """The collated micro-batches of this rank from `at` to the end of epoch `epochs` - 1; None for an empty share.
@@ -88,7 +89,8 @@ def feed(
     One loader serves all epochs, so its workers live as long as the run. They read ahead across the epochs; where
     training stands is the trainer's knowledge, not theirs.
     """
-    lists = _Lists(lambda: share_indices(plan, at, epochs, world.rank, world.world_size, max_local_batch))
+    cut = (world.rank, world.world_size, max_local_batch, shards)
+    lists = _Lists(lambda: share_indices(plan, at, epochs, *cut))
     loader: DataLoader[Any] = DataLoader(
         SeededDataset(dataset, plan.seed),
         batch_sampler=lists,

@@ -84,8 +84,28 @@ def pieces(start: int, stop: int, largest: int | None) -> list[tuple[int, int]]:
     return [share(start, stop, i, count) for i in range(count)]
 
 
+def cuts(
+    start: int, stop: int, rank: int, world_size: int, max_local_batch: int | None = None, shards: int | None = None
+) -> list[tuple[int, int]]:
+    """The intervals of the step's samples [start, stop) that `rank` puts through the model, one after the other.
+
+    Without `shards` they are its share, in pieces of at most `max_local_batch`; it can be empty. With `shards` they
+    are the rank's part of as many shards as the step can fill, the same shards at every world size.
+    """
+    if shards is None:
+        return pieces(*share(start, stop, rank, world_size), max_local_batch)
+    filled = min(shards, stop - start)
+    return [share(start, stop, shard, filled) for shard in range(*share(0, filled, rank, world_size))]
+
+
 def share_indices(
-    plan: Plan, at: Position, epochs: int, rank: int, world_size: int, max_local_batch: int | None = None
+    plan: Plan,
+    at: Position,
+    epochs: int,
+    rank: int,
+    world_size: int,
+    max_local_batch: int | None = None,
+    shards: int | None = None,
 ) -> Iterator[list[tuple[int, int]]]:
     """The (epoch, index) pairs of each micro-batch of `rank`, from `at` to the end of the last epoch.
 
@@ -94,8 +114,7 @@ def share_indices(
     while at.epoch < epochs:
         order = plan.permutation(at.epoch)
         while not plan.epoch_done(at):
-            mine = share(*plan.batch(at), rank, world_size)
-            for low, high in pieces(*mine, max_local_batch):
+            for low, high in cuts(*plan.batch(at), rank, world_size, max_local_batch, shards):
                 yield [(at.epoch, int(index)) for index in order[low:high]]
             at = plan.after_step(at)
         at = plan.next_epoch(at)

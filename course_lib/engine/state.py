@@ -1,6 +1,6 @@
 """TrainState: everything that a snapshot must hold of a training job."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -145,9 +145,11 @@ class TrainState:
 
     def broadcast_buffers(self) -> None:
         """Give every rank the buffers of rank 0: after a step they differ, as each saw other samples."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            for buffer in self.module.buffers():
-                dist.broadcast(buffer, src=0)
+        _broadcast(self.module.buffers())
+
+    def broadcast_parameters(self) -> None:
+        """Give every rank the parameters of rank 0, as DDP does when it wraps a model."""
+        _broadcast(parameter.detach() for parameter in self.module.parameters())
 
     def weights_digest(self) -> str:
         """SHA-256 of the parameters and buffers."""
@@ -164,6 +166,12 @@ class TrainState:
     def is_finite(self) -> bool:
         """Whether weights, buffers and optimizer state hold no NaN and no infinity."""
         return all_finite({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+
+def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def _same_keys(saved: set[str], here: set[str], prefix: str) -> None:

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from course_lib.engine.feed import feed, seed_everything
-from course_lib.engine.order import Plan, Position, pieces, share
+from course_lib.engine.order import Plan, Position, cuts, share
+from course_lib.engine.shards import ShardSum, exact_totals
 from course_lib.engine.tree import map_tensors
 from course_lib.engine.world import World
 
@@ -29,6 +30,8 @@ class MicroBatch:
         self.count = count
         self.weight = weight
         self._step = step
+        self._totals: dict[str, float] = {}
+        step.parts.append(self._totals)
 
     def backward(self, loss: torch.Tensor, **sums: torch.Tensor | float) -> None:
         """Backpropagate the mean loss of this micro-batch, weighted, and add up what the logs show.
@@ -44,12 +47,12 @@ class MicroBatch:
         """Add totals over this micro-batch's samples to the step's; for loops that do their own backward."""
         for name, value in sums.items():
             # A stand-in's values count for nothing, not even when they are NaN.
-            self._step.totals[name] = self._step.totals.get(name, 0.0) + (float(value) if self.count else 0.0)
+            self._totals[name] = self._totals.get(name, 0.0) + (float(value) if self.count else 0.0)
 
 
 @dataclass
 class Step:
-    """The step at hand. Iterate over it to get its micro-batches (one, unless `max_local_batch` splits the share).
+    """The step at hand. Iterate over it to get its micro-batches: one, or a split share's, or this rank's shards.
 
     `number` counts the run's steps from 0, `samples` is the half-open interval of the epoch's order that the step
     consumes over all ranks, `warmup` marks the throw-away step at a process's start, whose effects are undone.
@@ -65,11 +68,32 @@ class Step:
     batches: list[Any]
     counts: list[int]
     scaler: torch.amp.GradScaler | None = None
+    shards: int | None = None
     warmup: bool = False
-    totals: dict[str, float] = field(default_factory=dict)
+    parts: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What this rank's micro-batches have added up to so far; nothing on a rank that has no shard."""
+        return exact_totals(self.parts)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        self.totals.clear()
+        self.parts.clear()
+        return self._shares() if self.shards is None else self._shards(self.shards)
+
+    def _shards(self, shards: int) -> Iterator[MicroBatch]:
+        size = self.samples[1] - self.samples[0]
+        filled = min(shards, size)
+        sums = ShardSum(self.model, self.world, filled)
+        first, _ = share(0, filled, self.world.rank, self.world.world_size)
+        for shard, (data, count) in enumerate(zip(self.batches, self.counts, strict=True), first):
+            data = self._on_device(data)
+            seed_everything(self.seed, self.number, shard, -3)
+            yield MicroBatch(data, count, count / size, self)
+            sums.take(shard)
+        sums.finish()
+
+    def _shares(self) -> Iterator[MicroBatch]:
         size = self.samples[1] - self.samples[0]
         template = self._template() if size < self.world.world_size else None
         for i, (data, count) in enumerate(zip(self.batches, self.counts, strict=True)):
@@ -102,19 +126,20 @@ def steps_from(
     *,
     scaler: torch.amp.GradScaler | None = None,
     max_local_batch: int | None = None,
+    shards: int | None = None,
     **loading: Any,
 ) -> Iterator[Step]:
     """The steps of this rank from `at` to the end of epoch `epochs` - 1; `loading` goes to `feed`.
 
     It saves nothing and resumes nothing: that is the Trainer's part.
     """
-    batches = feed(dataset, plan, at, epochs, world, max_local_batch=max_local_batch, **loading)
+    batches = feed(dataset, plan, at, epochs, world, max_local_batch=max_local_batch, shards=shards, **loading)
     while at.epoch < epochs:
         if plan.epoch_done(at):
             at = plan.next_epoch(at)
             continue
         samples = plan.batch(at)
-        cuts = pieces(*share(*samples, world.rank, world.world_size), max_local_batch)
+        mine = cuts(*samples, world.rank, world.world_size, max_local_batch, shards)
         yield Step(
             number=at.step,
             epoch=at.epoch,
@@ -123,9 +148,10 @@ def steps_from(
             model=model,
             world=world,
             seed=plan.seed,
-            batches=[next(batches) for _ in cuts],
-            counts=[high - low for low, high in cuts],
+            batches=[next(batches) for _ in mine],
+            counts=[high - low for low, high in mine],
             scaler=scaler,
+            shards=shards,
         )
         at = plan.after_step(at)
 

@@ -18,6 +18,7 @@ from course_lib.engine.keeper import Hook, Keeper, Progress
 from course_lib.engine.order import Plan, Position
 from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.runlog import RunLog
+from course_lib.engine.shards import exact_totals, refuse_unfit
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
 from course_lib.engine.step import Step, steps_from
@@ -33,7 +34,8 @@ class Trainer:
     `evaluate` is called on all ranks after each epoch and returns the epoch's metrics; it is called again when a
     process dies in it. `hook(point, step)` is called at the points load, warmup, data, snapshot and eval.
     `snapshot_every` counts optimizer steps, `keep` snapshots, `max_local_batch` the most samples that a rank puts
-    through the model at once. `strict` makes a snapshot that cannot be written fatal.
+    through the model at once. `virtual_shards`, with a model that is not wrapped, is the number of parts of a step
+    that gives the same bits on any number of ranks. `strict` makes a snapshot that cannot be written fatal.
     """
 
     here: InitVar[World]
@@ -49,6 +51,7 @@ class Trainer:
     strict: bool = False
     num_workers: int = 0
     max_local_batch: int | None = None
+    virtual_shards: int | None = None
     collate: Callable[[list[Any]], Any] = default_collate
     identity: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -66,6 +69,11 @@ class Trainer:
         self._log.rank, self._log.world_size = here.rank, here.world_size  # `mp.spawn` sets no environment
         self._log("group_ready")
         self._say: Callable[[str], None] = self.say if here.rank == 0 else lambda text: None
+        identity = dict(self.identity)
+        if self.virtual_shards is not None:
+            refuse_unfit(self.state.model, self.max_local_batch)
+            identity["virtual_shards"] = self.virtual_shards
+            torch.set_num_threads(1)
         settings = {"epochs": self.epochs, "snapshot_every": self.snapshot_every} | dict(self.settings)
         self._keeper = Keeper(
             here,
@@ -74,7 +82,7 @@ class Trainer:
             self._log,
             self.hook,
             strict=self.strict,
-            identity=Identity(self.state, self.plan, self.identity, settings),
+            identity=Identity(self.state, self.plan, identity, settings),
         )
 
     @property
@@ -99,6 +107,8 @@ class Trainer:
         """
         with closing(self._keeper):
             self.progress = self._keeper.resume(self.epochs, self._say)
+            if self.virtual_shards is not None:
+                self.state.broadcast_parameters()
             if self.progress.position.epoch >= self.epochs:
                 # A process may have died between the last snapshot and the report.
                 if self.world.rank == 0 and not (Path(self.run_dir) / "report.json").exists():
@@ -135,17 +145,15 @@ class Trainer:
 
     def _steps(self, at: Position) -> Iterator[Step]:
         options: dict[str, Any] = {"num_workers": self.num_workers, "collate": self.collate}
-        options |= {"scaler": self.state.scaler, "max_local_batch": self.max_local_batch}
+        options |= {"scaler": self.state.scaler, "max_local_batch": self.max_local_batch, "shards": self.virtual_shards}
         return steps_from(at, self.epochs, self.dataset, self.plan, self.world, self.state.model, **options)
 
     def _after_step(self, step: Step, started: float) -> None:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""
-        names = sorted(step.totals)
         size = step.samples[1] - step.samples[0]
-        votes = [*self._stop_votes(), self._keeper.saver.vote()]
-        *sums, asked, by_agent, saved = self.world.sum([*(step.totals[name] for name in names), *votes])
-        totals = dict(zip(names, sums, strict=True)) | {"samples": float(size)}
-        means = {name: totals[name] / size for name in names}
+        totals, (asked, by_agent, saved) = self._agree_on(step)
+        means = {name: total / size for name, total in totals.items()}
+        totals["samples"] = float(size)
         self._check_finite(step, means.get("loss", 0.0))
         running = self.progress.running
         running.update({name: running.get(name, 0.0) + total for name, total in totals.items()})
@@ -165,6 +173,17 @@ class Trainer:
         if not last and self.progress.position.step % self.snapshot_every == 0:
             self._keeper.save(self.progress)
         self._stop_if_asked(asked, by_agent)
+
+    def _agree_on(self, step: Step) -> tuple[dict[str, float], list[float]]:
+        """The step's totals over the whole global batch, and the ranks' votes, the same on every rank."""
+        votes = [*self._stop_votes(), self._keeper.saver.vote()]
+        if self.virtual_shards is None:
+            own = step.totals
+            sums = self.world.sum([*own.values(), *votes])  # sorted by name
+            return dict(zip(own, sums, strict=False)), sums[len(own) :]
+        views = self.world.gather((step.parts, votes))  # a rank without shards does not even know the names
+        totals = exact_totals(part for parts, _ in views for part in parts)
+        return totals, [math.fsum(column) for column in zip(*(votes for _, votes in views), strict=True)]
 
     def _check_finite(self, step: Step, loss: float) -> None:
         """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""

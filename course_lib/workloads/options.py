@@ -39,6 +39,7 @@ class Options:
     snapshot_every: int = 10
     keep: int = 3
     snapshot_strict: bool = False
+    virtual_shards: int | None = None
     collective_timeout: float = 60.0
 
     @property
@@ -59,6 +60,7 @@ class Options:
             "snapshot_every": self.snapshot_every,
             "keep": self.keep,
             "strict": self.snapshot_strict,
+            "virtual_shards": self.virtual_shards,
             "identity": {"data": data_identity, "model": self.model, "norm": self.norm, "augment": self.augment},
             "settings": {"num_workers": self.num_workers, "max_local_batch": self.max_local_batch},
         }
@@ -133,6 +135,12 @@ def _snapshots(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--snapshot-every", type=_at_least(1), default=10, metavar="STEPS", help="optimizer steps between snapshots")
     add("--keep", type=_at_least(1), default=3, metavar="K", help="good snapshots to keep")
+    add(
+        "--virtual-shards",
+        type=_at_least(1),
+        metavar="V",
+        help="cut a step into V parts: same bits on any number of ranks",
+    )
     add("--snapshot-strict", action="store_true", help="stop when a snapshot cannot be written")
 
 

@@ -45,7 +45,8 @@ def test_every_one_of_50_flipped_payload_bytes_is_noticed(run: Generation, tmp_p
 
 def test_a_flipped_bit_of_a_manifest_or_a_claim_is_noticed_wherever_it_is(run: Generation, tmp_path: Path) -> None:
     manifest, claim = run.store.listing().manifests[1], run.claim
-    for record, read in ((manifest, lambda text: unseal_manifest(text, NEW)), (claim, unseal_claim)):
+    readers = (lambda text: unseal_manifest(text, NEW)), (lambda text: unseal_claim(text, "gen-0001.claim"))
+    for record, read in zip((manifest, claim), readers, strict=True):
         sealed = seal(record)
         for bit in range(8 * len(sealed)):
             changed = bytearray(sealed)

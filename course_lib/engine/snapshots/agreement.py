@@ -34,6 +34,10 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
     newest = max(claims.values(), key=lambda claim: claim.generation, default=None)
     world.agree(lambda: _refuse_live(store, newest) if world.rank == 0 else None)
     skipped = dict(rejected for view in views for rejected in view.rejected)
+    # On a shared disk a generation has one owner, so this is a file of another run that was put here.
+    owners = {claim.generation: claim.token for claim in claims.values()}
+    foreign = (m.name for m in manifests.values() if owners.get(m.generation, m.token) != m.token)
+    skipped |= dict.fromkeys(foreign, "it is of another job than its generation's claim")
     numbered = max((number for view in views for number in view.generations()), default=0)
     for manifest in lineage(claims.values(), manifests.values()):
         content, reason = _load_for_all(store, world, views, manifest)

@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from course_lib.engine.snapshots.files import temporary_for, withdraw, write_durably
+from course_lib.engine.snapshots.files import make_directory, temporary_for, withdraw, write_durably
 from course_lib.engine.snapshots.records import Claim, Manifest
 
 
@@ -54,7 +54,8 @@ def write_draft(
     )
     path = directory / f"{blank.name}.pt"
     temporary = temporary_for(path)
-    directory.mkdir(parents=True, exist_ok=True)
+    if not directory.is_dir():
+        make_directory(directory)
     written = _Hashed()
     try:
         write_durably(temporary, lambda file: written.save(dict(content), file))

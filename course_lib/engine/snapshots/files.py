@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,28 @@ def withdraw(path: Path) -> None:
     """Remove a file of one's own, as well as the disk lets us."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of a file of at most `most` bytes; OSError for anything else: a pipe or a device never ends."""
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if facts.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes instead of at most {most}", str(path))
+    return path.read_bytes()
+
+
+def make_directory(path: Path) -> None:
+    """Make the folder `path` and those above it, as durably as the system lets us.
+
+    A machine that dies forgets a folder that is not yet on the disk in its parent, with all that was synced in it.
+    Whoever made the folders may have died before they were, so they are synced also when they are there.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    for parent in path.resolve().parents:
+        with contextlib.suppress(OSError):
+            sync_directory(parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+from course_lib.engine.snapshots.files import read_file
 from course_lib.engine.snapshots.records import Claim
 
 PERIOD_S = 0.5
@@ -59,9 +60,9 @@ def is_live(directory: Path, claim: Claim, watch_s: float = 5 * PERIOD_S) -> boo
     return False
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
     try:
-        return path.read_text()
+        return read_file(path, 100)
     except OSError:
         return None
 

@@ -4,11 +4,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 FORMAT = 1
 _NAME = re.compile(r"gen-(\d+)-step-(\d+)")
+Record = TypeVar("Record", "Claim", "Manifest")
 
 
 class BadSnapshot(Exception):
@@ -70,33 +72,38 @@ def unseal_manifest(text: bytes, name: str) -> Manifest:
     body = _unseal(text)
     if body.get("format") not in range(1, FORMAT + 1):
         raise BadSnapshot(f"format {body.get('format')} is not known to this version, which reads up to {FORMAT}")
-    try:
-        manifest = Manifest(**body)
-        actual = manifest.name
-    except (TypeError, ValueError) as error:
-        raise BadSnapshot(f"its manifest has the wrong fields ({error})") from None
-    if actual != name:
-        raise BadSnapshot(f"its manifest is that of {actual}")
-    return manifest
+    return _record(Manifest, body, name)
 
 
-def unseal_claim(text: bytes) -> Claim:
-    """The claim in `text`; raises BadSnapshot when it is damaged."""
-    try:
-        return Claim(**_unseal(text))
-    except TypeError as error:
-        raise BadSnapshot(f"its fields are wrong ({error})") from None
+def unseal_claim(text: bytes, name: str) -> Claim:
+    """The claim in `text`; raises BadSnapshot when it is damaged, or of another generation than its file's name."""
+    return _record(Claim, _unseal(text), name.removesuffix(".claim"))
 
 
 def _unseal(text: bytes) -> dict[str, Any]:
     try:
         body = json.loads(text)
-        stated = body.pop("digest")
-    except (ValueError, KeyError, AttributeError, TypeError):
+        stated, actual = body.pop("digest"), _digest(body)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise BadSnapshot("its manifest is not readable") from None
-    if stated != _digest(body):
+    if stated != actual:
         raise BadSnapshot("its manifest does not match its own digest")
     return dict(body)
+
+
+def _record(kind: type[Record], body: dict[str, Any], name: str) -> Record:
+    """The record, if each field holds what its annotation says and the file has the record's name."""
+    try:
+        record = kind(**body)
+    except TypeError as error:
+        raise BadSnapshot(f"its record has the wrong fields ({error})") from None
+    for part in fields(kind):
+        allowed = get_args(part.type) if isinstance(part.type, UnionType) else (get_origin(part.type) or part.type,)
+        if type(getattr(record, part.name)) not in allowed:
+            raise BadSnapshot(f"its {part.name} is of the wrong type")
+    if record.name != name:
+        raise BadSnapshot(f"its record is that of {record.name}")
+    return record
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import secrets
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from course_lib.engine.errors import UsageError
 from course_lib.engine.snapshots.draft import Draft, write_draft
-from course_lib.engine.snapshots.files import give_name, publish, withdraw
+from course_lib.engine.snapshots.files import give_name, make_directory, publish, read_file, withdraw
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -27,6 +28,8 @@ from course_lib.engine.snapshots.records import (
     unseal_claim,
     unseal_manifest,
 )
+
+_RECORD_LIMIT = 2**24  # bytes; a manifest has about a thousand
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,9 @@ class SnapshotStore:
                 continue  # somebody's own file
             try:
                 if name.endswith(".claim"):
-                    claims.append(unseal_claim(path.read_bytes()))
+                    claims.append(unseal_claim(read_file(path, _RECORD_LIMIT), name))
                 else:
-                    manifests.append(unseal_manifest(path.read_bytes(), name))
+                    manifests.append(unseal_manifest(read_file(path, _RECORD_LIMIT), name))
             except (BadSnapshot, OSError) as error:
                 rejected.append((name, str(error)))
         known = {m.name for m in manifests} | {name for name, _ in rejected}
@@ -83,7 +86,7 @@ class SnapshotStore:
         """The payload, after every byte of it has been checked; raises BadSnapshot."""
         path = self.directory / f"{manifest.name}.pt"
         try:
-            content = path.read_bytes()
+            content = read_file(path, manifest.bytes)
         except OSError as error:
             raise BadSnapshot(f"{path.name} cannot be read: {error.strerror}") from None
         if len(content) != manifest.bytes:
@@ -105,7 +108,8 @@ class SnapshotStore:
                 f"cannot write to the run directory {self.directory.parent} ({error.strerror}): "
                 "free it, or give another --run-dir"
             ) from None
-        self._sweep(generation)
+        with contextlib.suppress(OSError):
+            self._sweep(generation)  # the generation is claimed, whatever becomes of what others have left
         return claim
 
     def _sweep(self, generation: int) -> None:
@@ -121,11 +125,13 @@ class SnapshotStore:
         path = self.directory / f"{claim.name}.claim.json"
         if path.exists() and path.read_bytes() == seal(claim):
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         publish(path, seal(claim))
 
     def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
         """`content` on the disk, ready to be published; takes what `write_draft` takes."""
+        with contextlib.suppress(OSError):
+            self._retire(claim.generation)  # one that died before it could has left more than there may be room for
         return write_draft(self.directory, claim, content, **facts)
 
     def publish(self, draft: Draft) -> None:
@@ -180,9 +186,12 @@ class SnapshotStore:
 def open_payload(content: bytes) -> dict[str, Any]:
     """The state in a payload's bytes, on the CPU, by the loader that runs no code; BadSnapshot when it refuses."""
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as parts:
+            if sum(part.file_size for part in parts.infolist()) > len(content):
+                raise BadSnapshot("its payload is compressed, which torch.save never does: it may fill the memory")
         return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    except MemoryError:
-        raise  # says nothing about the snapshot
+    except (MemoryError, BadSnapshot):
+        raise  # the first says nothing about the snapshot
     except Exception as error:  # the loader raises whatever the bytes lead it to
         forbidden = re.search(r"GLOBAL (\S+)", str(error))
         why = f"{forbidden[1]} in it is not plain data" if forbidden else type(error).__name__

@@ -114,7 +114,7 @@ demo: $(READY) ## train, kill a rank in the middle of a step, resume, compare wi
 
 lab: $(READY) ## open the course in JupyterLab
 	@start=notebooks/00_start_here.ipynb; test -e "$$start" || start=notebooks/; \
-	exec '$(PYTHON)' -m jupyterlab $(LAB_ARGS) "$$start"
+	exec '$(PYTHON)' -m jupyterlab --ServerApp.root_dir=. $(LAB_ARGS) "$$start"
 
 # --- what a contributor runs ------------------------------------------------------------------------------------
 

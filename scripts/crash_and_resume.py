@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
 from course_lib.engine import UsageError, read_events, run
-from course_lib.lab.launch import fresh_directory, run_job, torchrun_command
+from course_lib.lab.launch import fresh_directory, start
 from course_lib.lab.plots import max_abs_loss_difference, recovery_figure
 
 SCRIPT = Path(__file__).parent / "ddp_torchrun.py"
@@ -16,18 +16,11 @@ FAULT = "kill:rank=1,step=37"
 
 def train(name: str, run_dir: Path, options: argparse.Namespace, *extra: str) -> dict[str, Any]:
     """Run the training script under torchrun and return its report."""
-    directory = run_dir / name
-    command = torchrun_command(
-        SCRIPT,
-        *("--run-dir", directory, "--epochs", options.epochs, "--device", options.device, *extra),
-        ranks=options.ranks,
-    )
-    log = run_dir / f"{name}.log"
-    code = run_job(command, log, timeout_s=600, show=lambda line: print(f"   {line[:150]}", flush=True))
-    if code != 0:
-        print(log.read_text()[-4000:], file=sys.stderr)
-        raise RuntimeError(f"the {name} run ended with exit code {code}; its whole output is in {log}")
-    return dict(json.loads((directory / "report.json").read_text()))
+    command = ["torchrun", "--standalone", "--nproc-per-node", options.ranks, "--max-restarts", 3, SCRIPT, *extra]
+    command += ["--run-dir", run_dir / name, "--epochs", options.epochs, "--device", options.device]
+    with start(shlex.join(map(str, command)), limit_s=600) as job:
+        job.wait()
+    return dict(json.loads((run_dir / name / "report.json").read_text()))
 
 
 def compare(run_dir: Path, calm: dict[str, Any], killed: dict[str, Any]) -> dict[str, Any]:

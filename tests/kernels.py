@@ -68,18 +68,26 @@ def notebook(path: Path, *cells: str | tuple[str, str], outputs: Sequence[str] =
     return path
 
 
-def nbval(*paths: Path, env: Env, cwd: Path, cell_timeout_s: int = 60) -> Completed:
+def nbval(
+    *paths: Path,
+    env: Env,
+    cwd: Path,
+    cell_timeout_s: int = 60,
+    timeout_s: float = 110,
+    python: Path = Path(sys.executable),
+) -> Completed:
     """Run the notebooks as `make test` does."""
     options = [
         "--nbval",
         "--nbval-current-env",
         "--nbval-cell-timeout",
         str(cell_timeout_s),
+        "--timeout=0",
         "-p",
         "no:cacheprovider",
         "--color=no",
     ]
-    return launch([sys.executable, "-m", "pytest", *options, *paths], timeout=110, env=env, cwd=cwd)
+    return launch([python, "-m", "pytest", *options, *paths], timeout_s, env, cwd)
 
 
 @dataclass

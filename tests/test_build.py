@@ -11,11 +11,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from helpers import REPO, launch
+from jupyter_client.kernelspec import KernelSpec
 from kernels import nbval
 from nbformat import NotebookNode
 
 from course_lib.engine import UsageError
-from course_lib.lab.builder.execute import BuildFailed, execute, scrub_outputs, scrubber
+from course_lib.lab.builder.execute import BuildFailed, ThisPython, execute, scrub_outputs, scrubber
 from course_lib.lab.builder.make import _refuse_bad_outputs, check, make, sources, write
 from course_lib.lab.builder.rules import committed_findings, source_findings
 from course_lib.lab.builder.source import build, resolve, tags
@@ -25,6 +26,12 @@ SAMPLE = '''\
 # # Nothing much
 #
 # The next is [here](01_more.ipynb), the solutions are [there](solutions/00_sample.ipynb).
+#
+# ## Quiz
+#
+# 1. What? <details><summary>answer</summary>That.</details>
+#
+# ## In five lines
 
 # %%
 from course_lib.lab.notebook import fresh, setup
@@ -75,6 +82,8 @@ print("once more")
 # %%
 print("once more")
 '''
+QUESTION = "# 1. What? <details><summary>answer</summary>That.</details>\n"
+SAMPLE = SAMPLE.replace(QUESTION, QUESTION * 10)
 
 
 @pytest.fixture
@@ -187,6 +196,8 @@ def test_a_good_source_has_no_findings(folder: Path) -> None:
         ('tags=["raises-exception"]', 'tags=["raises-exception", "nbval-ignore-output"]', "passes whatever happens"),
         ('tags=["raises-exception"]', 'tags=["nbval-skip"]', "a skipped cell"),
         ("solutions/00_sample", "solutions/00_simple", "leads nowhere"),
+        (QUESTION * 2, QUESTION, "has ten answers, each folded in a <details>; this notebook has 5"),
+        ("## Quiz", "## Quick", "this notebook has 0"),
     ],
 )
 def test_each_rule_finds_what_it_is_for(old: str, new: str, says: str, folder: Path) -> None:
@@ -256,9 +267,18 @@ def test_a_cell_that_fails_or_hangs_is_named(tmp_path: Path) -> None:
     book.cells[0]["id"] = "sleeper"
     with pytest.raises(BuildFailed, match="cell sleeper: .*timed out"):
         execute(book, tmp_path, timeout_s=1)
-    book = one_cell("import os; os._exit(1)")
-    with pytest.raises(BuildFailed, match="died"):
+
+
+def test_a_kernel_that_dies_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = one_cell("print('well')")
+    for name, source in (("fatal", "import os; os._exit(1)"), ("never", "print('not reached')")):
+        book.cells.append(nbformat.v4.new_code_cell(source, id=name))
+    with pytest.raises(BuildFailed, match="^cell fatal: Kernel died$"):
         execute(book, tmp_path)
+    dead = KernelSpec(argv=[sys.executable, "-c", "raise SystemExit(3)"], language="python")
+    monkeypatch.setattr(ThisPython, "get_kernel_spec", lambda self, name: dead)
+    with pytest.raises(BuildFailed, match="^the kernel's start: Kernel died .*$"):
+        execute(one_cell("1"), tmp_path)
 
 
 def test_a_traceback_is_scrubbed_and_not_compared(tmp_path: Path) -> None:

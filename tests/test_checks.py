@@ -1,19 +1,25 @@
 """Exercises: the blocks they are made of, and that each one of the course accepts its solution and refuses others."""
 
+import ast
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jupytext
 import numpy as np
 import pytest
 import torch
+from helpers import REPO
 
 from course_lib.lab.answers import is_open, same
+from course_lib.lab.builder.make import sources
+from course_lib.lab.builder.source import tags
 from course_lib.lab.checks import Case, Exercise, case, choose, match, predict, write
 from course_lib.lab.exercises import all_exercises
 
 COURSE = all_exercises()
+SOURCES = {path.stem: path for path in sources(REPO / "notebooks", [])}
 
 
 # --- every exercise of the course ---------------------------------------------------------------------------------
@@ -28,6 +34,40 @@ def test_an_exercise_accepts_its_solution_and_refuses_what_is_wrong(name: str, t
         verdict = exercise.verdict(answer, *exercise.make_evidence(tmp_path / str(number)))
         assert verdict.startswith("not yet: ") and "\n" not in verdict, f"wrong[{number}]: {verdict}"
     assert exercise.verdict(..., *exercise.make_evidence(tmp_path / "open")).startswith("open")
+
+
+def checked(source: str) -> set[str]:
+    """The checks that a source calls: `check.NAME(…)` as a statement. Within another call it is evidence."""
+    calls = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    names = [ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)]
+    return {name.removeprefix("check.") for name in names if name.startswith("check.")}
+
+
+@pytest.mark.parametrize("stem", SOURCES)
+def test_whatever_a_notebook_checks_is_an_exercise_of_its_own_and_no_exercise_is_left_out(stem: str) -> None:
+    mine = {name.split(".")[1] for name in COURSE if name.startswith(f"n{stem[:2]}")}
+    assert checked(SOURCES[stem].read_text()) == mine
+
+
+# In each notebook an exercise whose evidence the learner meets there for the first time, and where the evidence is.
+UNSEEN = {
+    "00_start_here": ("done_again", "| start 2 | the snapshot after 20 steps | 34 | killed |"),
+    "01_single_gpu": ("bugs", "check.five_curves()"),
+    "02_data_parallel": ("culprits", "check.suspects("),
+    "03_ddp": ("bugs", "trace(bug) for"),
+    "04_torchrun": ("who_died", "recorded/who_died.txt"),
+    "05_snapshots": ("left_out", "fig05_time.lost_pieces()"),
+}
+
+
+@pytest.mark.parametrize("stem", SOURCES)
+def test_an_exercise_in_each_notebook_has_evidence_that_was_not_shown_before(stem: str) -> None:
+    assert stem in UNSEEN, "name an exercise whose evidence the learner has not seen before"
+    name, evidence = UNSEEN[stem]
+    cells = jupytext.reads(SOURCES[stem].read_text(), fmt="py:percent").cells
+    shown = next(n for n, cell in enumerate(cells) if evidence in cell.source)
+    asked = next(n for n, cell in enumerate(cells) if f"check.{name}(" in cell.source)
+    assert "exercise" in tags(cells[shown]) and shown <= asked <= shown + 2
 
 
 def test_every_notebook_has_all_kinds_of_exercises() -> None:

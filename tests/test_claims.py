@@ -138,6 +138,14 @@ def test_a_step_that_all_ranks_lost_turns_every_claim_red(number: int, tmp_path:
     assert all(text.startswith("error") for text in shown.values()), shown
 
 
+def test_a_lost_step_that_an_earlier_start_had_done_turns_every_claim_red(tmp_path: Path, calm: Path) -> None:
+    files = crashed_run()
+    for name in ("h-20", "h-21"):
+        files[name] = [line for line in files[name] if line["event"] != "step" or line["step"] != 3]
+    shown = printed(write(tmp_path / "run", files), calm)
+    assert all("step 3 is missing from the record of generation 2" in text for text in shown.values()), shown
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("number", range(6))
 def test_a_loss_moved_by_a_millionth_turns_every_claim_red(
@@ -200,3 +208,35 @@ def test_samples_that_are_not_used_once(tmp_path: Path) -> None:
     assert not claims.every_sample_once(run([*whole, [0, 4], [3, 8], [8, 10]]))  # one twice
     assert not claims.every_sample_once(run([*whole, [0, 4], [5, 8], [8, 10]]))  # one never
     assert not claims.every_sample_once(run([*whole, [1, 4], [4, 8], [8, 10]]))  # the first never
+
+
+def test_what_the_ranks_observed_is_their_own_record(tmp_path: Path) -> None:
+    with pytest.raises(BrokenRecord, match="has no evidence that can be read"):
+        claims.observed(tmp_path, "sum")
+    gathered = {"sum": [{"got": 3.0}, {"got": 3.0}], "sampler": [[0, 2], [1]]}
+    own = {
+        f"h-{rank}": [
+            {
+                "event": "scene",
+                "t": 1,
+                "rank": rank,
+                "world_size": 2,
+                "generation": None,
+                "name": name,
+                "seen": seen[rank],
+            }
+            for name, seen in gathered.items()
+        ]
+        for rank in (0, 1)
+    }
+    run = write(tmp_path / "run", own)
+    (run / "evidence.json").write_text(json.dumps(gathered))
+    assert claims.observed(run, "sum") == gathered["sum"] and claims.observed(run, "sampler") == [[0, 2], [1]]
+    with pytest.raises(BrokenRecord, match="scene 'nonesuch'"):
+        claims.observed(run, "nonesuch")
+    for lines in (own["h-1"][:1], [own["h-1"][0], own["h-1"][1] | {"seen": [2]}]):
+        write(run, own | {"h-1": lines})
+        with pytest.raises(
+            BrokenRecord, match="rank 1's own record of the scene 'sampler' is not what rank 0 gathered"
+        ):
+            claims.observed(run, "sum")  # one scene that is wrong makes the record one that nothing can rest on

@@ -2,16 +2,23 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import REPO
+from kernels import kernel
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch.utils.data import DataLoader
 
 from course_lib.engine import Plan, Position
 from course_lib.lab import fig01
+from course_lib.lab.builder.source import build
 from course_lib.lab.exercises import n01
+from course_lib.lab.slow_disk import SlowDisk
+from course_lib.workloads.data import DataSpec, load
 
 
 def words(figure: Figure) -> str:
@@ -87,3 +94,19 @@ def test_a_figure_names_what_it_shows(draw: Callable[[], Figure], said: str) -> 
     figure = draw()
     assert said in words(figure)
     assert isinstance(figure, fig01.NotebookFigure) and figure._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_loader_that_is_not_forked_finds_the_slow_disk(method: str) -> None:
+    disk = SlowDisk(load(DataSpec("digits", None)).train, seconds=0.0005)
+    loader = DataLoader(disk, batch_sampler=[[0, 1], [2]], num_workers=1, multiprocessing_context=method, timeout=60)
+    assert [tuple(images.shape) for images, _ in loader] == [(2, 1, 32, 32), (1, 1, 32, 32)]
+
+
+@pytest.mark.slow
+def test_the_cells_with_loaders_run_where_processes_are_not_forked(tmp_path: Path) -> None:
+    cells = {cell["id"]: cell.source for cell in build(REPO / "notebooks/src/01_single_gpu.py").student.cells}
+    with kernel(REPO, {"COURSE_RUNS": str(tmp_path / "runs")}) as it:
+        it.text("import multiprocessing\nmultiprocessing.set_start_method('spawn')")
+        for name in ("ready", "data", "watch", "two-lives", "my-loop", "measure", "timed", "slow-disk"):
+            it.text(cells[f"code-{name}"])

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import course_lib.lab.notebook as lab
 from course_lib.engine import UsageError
 from course_lib.lab import processes
 
+NOTEBOOKS = sorted((REPO / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+TORCHRUN = "torchrun --standalone --nproc-per-node 2"
 LAUNCHER = "from course_lib.lab.launch import start\n"
 
 
 @pytest.fixture
 def decoys(tmp_path: Path) -> Path:
-    """A folder with a torchrun and a python that only fail."""
+    """A folder with a torchrun and a python that do nothing, and end as if all had gone well."""
     folder = tmp_path / "decoys"
     folder.mkdir()
     for name in ("torchrun", "python"):
-        (folder / name).write_text("#!/bin/sh\necho a decoy >&2\nexit 9\n")
+        (folder / name).write_text("#!/bin/sh\necho a decoy\n")
         (folder / name).chmod(0o755)
     return folder
 
@@ -152,11 +155,16 @@ def test_commands_and_jobs_in_a_kernel_that_has_another_torchrun_first(tmp_path:
         it.assert_nothing_is_left()
 
 
-def begin(it: Kernel, script: Path, code: str) -> str:
-    """Run a cell that starts STUBBORN, and return its request once all three processes are up."""
-    request = it.send(code.format(script=script))
-    it.outputs(request, until="all are up")
-    assert len(it.processes()) >= 3
+FAMILY = 7  # the agent, two workers, and two helpers of each
+
+
+def begin(it: Kernel, code: str, processes: int = FAMILY) -> str:
+    """Run a cell that starts STUBBORN, and return its request once all processes are up."""
+    request = it.send(code)
+    limit = time.monotonic() + 60
+    while len(it.processes()) < processes and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert len(it.processes()) >= processes  # a shell may be one more
     return request
 
 
@@ -170,12 +178,12 @@ def stubborn(tmp_path: Path) -> Path:
 def test_the_stop_button_ends_all_that_the_cell_started(tmp_path: Path, stubborn: Path) -> None:
     with kernel(tmp_path, {"COURSE_RUNS": str(tmp_path / "runs")}) as it:
         it.text(SETUP + "\n" + LAUNCHER)
-        request = begin(it, stubborn, "!python {script}")
+        request = begin(it, f"!{TORCHRUN} {stubborn}")
         it.manager.interrupt_kernel()
         assert failure(it.outputs(request)).startswith("CommandFailed")
         it.assert_nothing_is_left()
 
-        request = begin(it, stubborn, "job = start('python {script}')\njob.wait()")
+        request = begin(it, f"job = start('{TORCHRUN} {stubborn}')\njob.wait()")
         it.manager.interrupt_kernel()
         assert failure(it.outputs(request)).startswith("KeyboardInterrupt")
         it.assert_nothing_is_left()
@@ -186,9 +194,8 @@ def test_the_stop_button_ends_all_that_the_cell_started(tmp_path: Path, stubborn
 def test_nothing_outlives_the_kernel(how: str, tmp_path: Path, stubborn: Path) -> None:
     with kernel(tmp_path, {"COURSE_RUNS": str(tmp_path / "runs")}) as it:
         it.text(SETUP + "\n" + LAUNCHER)
-        it.text(f"job = start('python {stubborn}')")
-        begin(it, stubborn, "!python {script}")
-        assert len(it.processes()) >= 6
+        it.text(f"job = start('{TORCHRUN} {stubborn}')")
+        begin(it, f"!{TORCHRUN} {stubborn}", 2 * FAMILY)
         if how == "restart":
             it.manager.restart_kernel(now=True)
         elif how == "shutdown":
@@ -219,8 +226,17 @@ def test_marked_processes_are_found_by_ps_too(stubborn: Path) -> None:
 # --- under nbval --------------------------------------------------------------------------------------------------
 
 
+def said_under_nbval(path: Path, tmp_path: Path, failed: int, passed: int, python: Path = Path(sys.executable)) -> str:
+    """What nbval says of a notebook in which so many cells fail and pass."""
+    env = {"COURSE_RUNS": str(tmp_path / "runs"), "PATH": "/usr/bin:/bin"}
+    done = nbval(path, env=env, cwd=tmp_path, python=python)
+    assert f"{failed} failed, {passed} passed" in done.output, done.tail()
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+
+
 def test_each_kind_of_failure_fails_its_cell_and_says_what_happened(tmp_path: Path) -> None:
     (tmp_path / "seven.py").write_text("print('last words', flush=True)\nraise SystemExit(7)")
+    (tmp_path / "broken.py").write_text("print('a parenthesis'\nx = 1")
     (tmp_path / "boom.py").write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('boom')")
     (tmp_path / "hang.py").write_text("import time\nprint('still here', flush=True)\ntime.sleep(300)")
     path = notebook(
@@ -228,20 +244,21 @@ def test_each_kind_of_failure_fails_its_cell_and_says_what_happened(tmp_path: Pa
         SETUP + "\n" + LAUNCHER,
         ("!nonesuch --standalone x.py", IGNORE),
         (f"!python {tmp_path}/seven.py", IGNORE),
-        (f"start('torchrun --standalone --nproc-per-node 2 --max-restarts 1 {tmp_path}/boom.py').wait()", IGNORE),
+        (f"!{TORCHRUN} --max-restarts 1 {tmp_path}/broken.py", IGNORE),
+        (f"start('{TORCHRUN} --max-restarts 1 {tmp_path}/boom.py').wait()", IGNORE),
         (f"start('python {tmp_path}/hang.py', limit_s=1).wait()", IGNORE),
         (f"start('python {tmp_path}/hang.py --run-dir {tmp_path}/run').wait_for(step=3, timeout_s=1)", IGNORE),
         "print('and the kernel is fine')",
-        outputs=[""] * 6 + ["and the kernel is fine\n"],
+        outputs=[""] * 7 + ["and the kernel is fine\n"],
     )
-    done = nbval(path, env={"COURSE_RUNS": str(tmp_path / "runs")}, cwd=tmp_path)
-    assert "5 failed, 2 passed" in done.output, done.tail()
-    output = re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+    output = said_under_nbval(path, tmp_path, failed=6, passed=2)
     for words in (
         "CommandFailed: exit code 127 after 0 s: nonesuch --standalone x.py",
         "nonesuch: not found",
         "CommandFailed: exit code 7",
         "last words",
+        "CommandFailed: exit code 1 after",
+        "SyntaxError: '(' was never closed\n  Root Cause (first observed failure):",
         "JobFailed: the job ended with exit code 1: torchrun",
         "ValueError: boom",
         "rank      : 1 (local_rank: 1)",
@@ -252,9 +269,37 @@ def test_each_kind_of_failure_fails_its_cell_and_says_what_happened(tmp_path: Pa
         assert words in output, f"{words!r} is not in\n{output}"
 
 
-@pytest.mark.parametrize("case", ["from / with decoys first", "from its folder without the environment"])
+def test_without_torchrun_the_cell_that_needs_it_fails_and_says_so(tmp_path: Path) -> None:
+    """An environment that has everything but the command `torchrun`."""
+    copy = tmp_path / "venv"
+    (copy / "bin").mkdir(parents=True)
+    (copy / "bin" / "python").symlink_to(sys.executable)
+    (copy / "pyvenv.cfg").write_bytes((Path(sys.prefix) / "pyvenv.cfg").read_bytes())
+    (copy / "lib").symlink_to(Path(sys.prefix) / "lib")
+    (tmp_path / "x.py").write_text("print('hello')")
+    path = notebook(tmp_path / "x.ipynb", SETUP, (f"!torchrun --standalone {tmp_path}/x.py", IGNORE))
+    output = said_under_nbval(path, tmp_path, failed=1, passed=1, python=copy / "bin" / "python")
+    assert f"CommandFailed: exit code 127 after 0 s: torchrun --standalone {tmp_path}/x.py" in output
+    assert "torchrun: not found" in output and f"This environment's commands are in {copy}/bin." in output
+
+
+CASES = {  # where nbval runs, and what stands on PATH before the system's own
+    "another folder": ("/", "{mine}:"),
+    "a foreign torchrun first": ("{own}", "{decoys}:{mine}:"),
+    "not the environment": ("{own}", ""),
+}
+
+
+def somewhere_else(case: str, own: Path, decoys: Path) -> tuple[Path, str]:
+    """The working directory of a case, and its PATH."""
+    cwd, before = (text.format(own=own, decoys=decoys, mine=Path(sys.executable).parent) for text in CASES[case])
+    return Path(cwd), f"{before}/usr/bin:/bin"
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_notebook_passes_from_any_folder_whatever_is_on_path(case: str, tmp_path: Path, decoys: Path) -> None:
     (tmp_path / "hello.py").write_text("import course_lib, os\nprint(course_lib.__file__, os.getcwd())")
+    (tmp_path / "rank.py").write_text("import os, pathlib, sys\npathlib.Path(sys.argv[1], os.environ['RANK']).touch()")
     mine = Path(sys.executable).parent
     path = notebook(
         tmp_path / "any" / "where.ipynb",
@@ -262,21 +307,36 @@ def test_a_notebook_passes_from_any_folder_whatever_is_on_path(case: str, tmp_pa
         f"!python {tmp_path}/hello.py",
         "!command -v torchrun",
         "run = fresh('here')\nprint(run)",
+        (f"!{TORCHRUN} {tmp_path}/rank.py {{run}}", IGNORE),
+        "print('ranks that ran:', sorted(path.name for path in run.iterdir()))",
         outputs=[
             "",
             f"{REPO}/course_lib/__init__.py {REPO}\r\n",
             f"{mine}/torchrun\r\n",
             f"{tmp_path}/runs/here\n",
+            "",
+            "ranks that ran: ['0', '1']\n",
         ],
     )
-    cwd, before = (Path("/"), f"{decoys}:") if "decoys" in case else (path.parent, "")
-    done = nbval(path, env={"PATH": f"{before}/usr/bin:/bin", "COURSE_RUNS": str(tmp_path / "runs")}, cwd=cwd)
-    assert "4 passed" in done.output, done.tail()
+    cwd, search = somewhere_else(case, path.parent, decoys)
+    done = nbval(path, env={"PATH": search, "COURSE_RUNS": str(tmp_path / "runs")}, cwd=cwd)
+    assert "6 passed" in done.output, done.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)  # nbval bounds each cell
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_notebook_of_the_course_does(path: Path, case: str, tmp_path: Path, decoys: Path) -> None:
+    cwd, search = somewhere_else(case, path.parent, decoys)
+    env = {"PATH": search, "COURSE_RUNS": str(tmp_path / "runs")}
+    done = nbval(path, env=env, cwd=cwd, cell_timeout_s=120, timeout_s=900)
+    assert re.search(r"\d+ passed in", done.output) and done.returncode == 0, done.tail()
 
 
 @pytest.mark.slow
 def test_a_command_that_hangs_is_ended_by_nbval_and_named(tmp_path: Path, stubborn: Path) -> None:
-    path = notebook(tmp_path / "hang.ipynb", SETUP, (f"!python {stubborn}", IGNORE))
-    done = nbval(path, env={}, cwd=tmp_path, cell_timeout_s=8)
+    path = notebook(tmp_path / "hang.ipynb", SETUP, (f"!{TORCHRUN} {stubborn}", IGNORE))
+    done = nbval(path, env={}, cwd=tmp_path, cell_timeout_s=15)
     assert "1 failed, 1 passed" in done.output and "all are up" in done.output, done.tail()
-    assert re.search(r"CommandFailed.*: exit code -\d+ \(SIG\w+\) after \d+ s: python", done.output), done.tail()
+    assert re.search(r"CommandFailed.*: exit code -\d+ \(SIG\w+\) after \d+ s: torchrun", done.output), done.tail()

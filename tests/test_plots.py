@@ -14,12 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from course_lib.engine.report import steps_replayed
 from course_lib.lab.plots import (
     Event,
     max_abs_loss_difference,
     recovery_figure,
-    replayed_steps,
     starts,
     surviving_steps,
 )
@@ -136,23 +134,6 @@ def test_of_a_repeated_step_the_newest_generation_and_the_lowest_rank_count() ->
     assert list(steps) == list(range(STEPS))
     assert {record["rank"] for record in steps.values()} == {0}
     assert [record["generation"] for record in steps.values()] == [1] * 30 + [2] * 30
-
-
-@pytest.mark.parametrize(
-    ("name", "again"),
-    [
-        ("no crash", []),
-        ("first step", []),
-        ("one crash", [*range(30, 37)]),
-        ("before a snapshot", [0, 1, 2, 3]),
-        ("two crashes", [20, 21, 22, *range(30, 37)]),
-        ("three at one step", sorted([*range(30, 37)] * 3)),
-        ("still going on", [30, 31, 32, 33]),
-    ],
-)
-def test_replayed_steps(name: str, again: list[int]) -> None:
-    assert replayed_steps(CASES[name]) == again
-    assert steps_replayed(CASES[name]) == len(again)  # what the report says
 
 
 def test_the_difference_is_that_of_the_surviving_steps() -> None:

@@ -15,7 +15,6 @@ from course_lib.workloads.data import DataSpec, load
 from course_lib.workloads.images import ImageSet
 from course_lib.workloads.vision import (
     DEFAULT_BATCH,
-    DEFAULT_EPOCHS,
     DEFAULT_LR,
     MODELS,
     MOMENTUM,
@@ -182,9 +181,10 @@ def test_tiny_learns_the_digits(norm: str) -> None:
     labels = train.pixels.labels
     model = build_model("tiny", norm, 1, 10, seed=0)
     optimizer = torch.optim.SGD(model.parameters(), DEFAULT_LR, MOMENTUM, weight_decay=WEIGHT_DECAY)
-    scheduler = schedule(optimizer, DEFAULT_EPOCHS * math.ceil(len(train) / DEFAULT_BATCH))
+    epochs = 8
+    scheduler = schedule(optimizer, epochs * math.ceil(len(train) / DEFAULT_BATCH))
     order = torch.Generator().manual_seed(0)
-    for _ in range(DEFAULT_EPOCHS):
+    for _ in range(epochs):
         for batch in torch.randperm(len(train), generator=order).split(DEFAULT_BATCH):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(pixels[batch]), labels[batch])

@@ -88,6 +88,23 @@ def accuracy(run: Path | str) -> float:
     return float(_epochs(_verified(run))[-1]["test_accuracy"])
 
 
+def observed(run: Path | str, scene: str) -> list[Any]:
+    """What each rank saw in a scene of `ddp_evidence`, in the order of the ranks.
+
+    Each rank's own record of every scene must be what rank 0 gathered from it.
+    """
+    try:
+        gathered = dict(json.loads((Path(run) / "evidence.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise BrokenRecord(f"{run} has no evidence that can be read: run the cell that records it ({error})") from None
+    told = {(name, rank): seen for name, ranks in gathered.items() for rank, seen in enumerate(ranks)}
+    own = {(e.get("name"), e["rank"]): e.get("seen") for e in read_events(run).events if e["event"] == "scene"}
+    for name, rank in sorted(own.keys() | told.keys() | {(scene, 0)}, key=str):
+        if (name, rank) not in own or own[name, rank] != told.get((name, rank)):
+            raise BrokenRecord(f"{run}: rank {rank}'s own record of the scene {name!r} is not what rank 0 gathered")
+    return list(gathered[scene])
+
+
 def _loads(events: list[Event]) -> dict[int, Event]:
     return {event["generation"]: event for event in events if event["event"] == "snapshot_loaded"}
 
@@ -114,6 +131,11 @@ def _verified(run: Path | str) -> list[Event]:
     if list(history) != list(range(len(history))):
         missing = min(set(range(max(history))) - set(history))
         raise BrokenRecord(f"{run}: step {missing} is missing from the record")
+    for generation, load in _loads(events).items():
+        done = {e["step"] for e in events if e["event"] == "step" and e["generation"] == generation}
+        # An older start may have done it, too, so that the history has no gap.
+        if gap := set(range(load["step"], max(done, default=0))) - done:
+            raise BrokenRecord(f"{run}: step {min(gap)} is missing from the record of generation {generation}")
     finished = any(e["event"] == "finish" and e["generation"] == history[max(history)]["generation"] for e in events)
     _check_ranks(run, events, history, finished)
     _check_epochs(run, events, history)

@@ -2,8 +2,9 @@
 
     python -m course_lib.lab.ddp_evidence --run-dir runs/03-evidence
 
-It writes evidence.json, {scene: [what rank 0 saw, what rank 1 saw]}. The networks are so small that the numbers can be
-checked by head: `slope()` is y = w·x with w = 0, and the gradient of the mean of y is the mean of x.
+It writes evidence.json, {scene: [what rank 0 saw, what rank 1 saw]}, and each rank its own part into its events, with
+which `claims.observed` compares it. The networks are so small that the numbers can be checked by head: `slope()` is
+y = w·x with w = 0, and the gradient of the mean of y is the mean of x.
 """
 
 import argparse
@@ -218,8 +219,9 @@ def worker(rank: int, master: tuple[str, int], run_dir: Path) -> None:
     with open_world("cpu", rank=rank, world_size=RANKS, master=master) as world:
         found = {}
         for name, scene in SCENES.items():
-            found[name] = world.gather(scene(world))
-            log("scene", name=name)
+            seen = scene(world)
+            log("scene", name=name, seen=seen)
+            found[name] = world.gather(seen)
             if rank == 0:
                 print(f"recorded: {name}", flush=True)
         if rank == 0:

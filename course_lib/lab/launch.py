@@ -4,10 +4,8 @@ import itertools
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from course_lib.engine.snapshots.heartbeat import is_live
 from course_lib.lab.job import LIMIT_S
 from course_lib.lab.job import Job as Job
 from course_lib.lab.job import JobFailed as JobFailed
-from course_lib.lab.output import AGENT_LINE
 from course_lib.lab.processes import JOB_SETTINGS
 
 _LOG_OPTIONS = ("--log-dir", "--log_dir", "-r", "--redirects", "-t", "--tee")
@@ -100,42 +97,6 @@ def job_environment(environment: Mapping[str, str] | None = None) -> dict[str, s
     """
     kept = {k: v for k, v in (environment or os.environ).items() if not k.startswith("PET_")}
     return kept | JOB_SETTINGS
-
-
-def run_job(
-    command: Sequence[str], log: Path, timeout_s: float, show: Callable[[str], None] = lambda line: None
-) -> int:
-    """Run a job to its end, write its output to `log`, pass the workers' lines to `show`; returns the exit code.
-
-    Raises TimeoutError after `timeout_s` seconds; then and on an interrupt the job is asked to stop, and waited for.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=job_environment(),
-        )
-        timer = threading.Timer(timeout_s, process.terminate)
-        timer.start()
-        try:
-            for line in process.stdout or ():
-                file.write(line)
-                if line.strip() and not AGENT_LINE.match(line):
-                    show(line.rstrip("\n"))
-            code = process.wait()
-        finally:
-            late = not timer.is_alive()
-            timer.cancel()
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-    if late:
-        raise TimeoutError(f"the job did not end within {timeout_s:g} s and was stopped: {log}")
-    return code
 
 
 def fresh_directory(path: Path) -> Path:

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from course_lib.lab.output import root_cause, without_agent
 from course_lib.lab.processes import JOB_SETTINGS, MARK, describe_exit, kernel_mark, kill_marked, launch_mark
 
 _TAIL_LINES, _TAIL_CHARACTERS = 15, 20_000
@@ -194,7 +195,10 @@ def expect_failure() -> Iterator[Failure]:
 
 
 def _explain(command: str, code: int, seconds: float, output: str) -> str:
-    lines = [line for line in output.replace("\r\n", "\n").split("\n") if line.strip()][-_TAIL_LINES:]
+    lines = [line for line in output.replace("\r\n", "\n").split("\n") if line.strip()]
+    # torchrun ends with a long traceback of its own, which would push out what the worker has said.
+    cause = root_cause(lines)
+    lines = (without_agent(lines) if cause else lines)[-_TAIL_LINES:] + cause
     where = f"\nThis environment's commands are in {Path(sys.executable).parent}." if code == 127 else ""
     said = "\n".join(f"  {line[:300]}" for line in lines) or "  (nothing; in a terminal it stands above)"
     return f"{describe_exit(code)} after {seconds:.0f} s: {command}{where}\nIts last lines:\n{said}"

@@ -12,6 +12,20 @@ AGENT_LINE = re.compile(r"[WEI]\d{4} \d\d:\d\d")
 _TAIL = 12  # lines of the workers, and of the agent, that a failure shows
 
 
+def root_cause(lines: list[str]) -> list[str]:
+    """torchrun's word on who failed first, out of the box that ends what it says; empty when there is none."""
+    cause = next((n for n, text in enumerate(lines) if text.startswith("Root Cause")), None)
+    return [] if cause is None else [text for text in lines[cause:] if not set(text) <= set("-=")]
+
+
+def without_agent(lines: list[str]) -> list[str]:
+    """A terminal's lines without what torchrun's agent says: its log, and the traceback that it ends with."""
+    end = max((n for n, text in enumerate(lines) if "ChildFailedError" in text), default=len(lines))
+    if end < len(lines):
+        end = max((n for n, text in enumerate(lines[:end]) if text.startswith("Traceback")), default=end)
+    return [text for text in lines[:end] if not AGENT_LINE.match(text)]
+
+
 @dataclass(frozen=True)
 class Line:
     """`rank` is None for the agent, and for a script without one."""
@@ -52,6 +66,5 @@ class Output:
         lines = self.update(rest=ended)
         workers = [line.text for line in lines if line.rank is not None and line.text.strip()]
         agent = [line.text for line in lines if line.rank is None and line.text.strip()]
-        cause = next((n for n, text in enumerate(agent) if text.startswith("Root Cause")), None)
-        agent = agent[-_TAIL:] if cause is None else [text for text in agent[cause:] if not set(text) <= set("-=")]
+        agent = root_cause(agent) or agent[-_TAIL:]
         return "\n".join(f"  {text[:300]}" for text in workers[-_TAIL:] + agent[: _TAIL + 1]) or "  (no output)"

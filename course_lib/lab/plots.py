@@ -6,7 +6,6 @@ the snapshot's weights, so both stand at 30 on the axis.
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -19,6 +18,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
+from course_lib.engine.report import steps_replayed
 from course_lib.engine.report import surviving_steps as surviving_steps
 
 Event = dict[str, Any]
@@ -52,13 +52,6 @@ class Start:
 
 def _curve(steps: dict[int, Event]) -> Curve:
     return {step: float(record.get("loss", math.nan)) for step, record in sorted(steps.items())}
-
-
-def replayed_steps(events: list[Event]) -> list[int]:
-    """The number of each step that was done although an earlier generation had done it, once per repetition."""
-    done = {(event["generation"], event["step"]) for event in events if event["event"] == "step"}
-    times = Counter(step for _, step in done)
-    return sorted((times - Counter(list(times))).elements())
 
 
 def max_abs_loss_difference(a: list[Event], b: list[Event]) -> float:
@@ -134,7 +127,7 @@ def recovery_figure(uninterrupted: list[Event], interrupted: list[Event], title:
     _draw_losses(top, reference, alive, tries)
     _draw_starts(middle, tries)
     verdict = _draw_difference(bottom, reference, alive)
-    crashes, again = sum(start.crashed for start in tries), len(replayed_steps(interrupted))
+    crashes, again = sum(start.crashed for start in tries), steps_replayed(interrupted)
     headline = f"{crashes} crash{'es' * (crashes != 1)}, {again} step{'s' * (again != 1)} done again, {verdict}"
     top.set_title(title or headline, loc="left", size=12, weight="bold")
     return figure

@@ -338,7 +338,7 @@ from course_lib.lab.fig02 import rounding_figure
 
 print("first two losses within 1e-5:         ", first_difference(one, lanes, steps=2) < 1e-5)
 print("float64, the whole epoch within 1e-8: ", max_difference(one64, lanes64) < 1e-8)
-print("every sample once:                    ", every_sample_once(one) and every_sample_once(lanes))
+print("every sample once:                    ", all(map(every_sample_once, (one, lanes, one64, lanes64))))
 rounding_figure({"float32": (one, lanes), "float64": (one64, lanes64)})
 
 # %% [markdown]

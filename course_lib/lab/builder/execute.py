@@ -1,5 +1,6 @@
 """Run a notebook in a kernel of this very Python, and take what belongs to this machine out of its outputs."""
 
+import atexit
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 from traitlets import default
 
@@ -44,6 +45,7 @@ def execute(notebook: NotebookNode, folder: Path, timeout_s: int = CELL_TIMEOUT_
     """Run all cells in `folder` and keep their outputs; raises BuildFailed at the first cell that fails."""
     # The runs belong into runs/, which is what the committed outputs say.
     environment = {name: value for name, value in os.environ.items() if name != "COURSE_RUNS"}
+    place = ["the kernel's start"]
     client = NotebookClient(
         notebook,
         kernel_manager_class=_Manager,
@@ -52,16 +54,16 @@ def execute(notebook: NotebookNode, folder: Path, timeout_s: int = CELL_TIMEOUT_
         coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
+        on_cell_execute=lambda cell, cell_index: place.append(f"cell {cell['id']}"),
     )
     try:
         client.execute(env=environment)
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        # The cell that failed is the last one with an error: those before it were meant to have one.
-        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        errors = [cell for cell in code if any(o.output_type == "error" for o in cell.outputs)]
-        failed = (errors or [cell for cell in code if cell.execution_count is None] or [None])[-1 if errors else 0]
-        where = failed["id"] if failed is not None else "the first cell"
-        raise BuildFailed(f"cell {where}: {str(error).strip()[-3000:]}") from None
+    except (CellExecutionError, CellTimeoutError) as error:
+        raise BuildFailed(f"{place[-1]}: {str(error).strip()[-3000:]}") from None
+    except (RuntimeError, AssertionError) as error:
+        # Of a kernel that dies as it starts nbclient cleans up twice, and the second time it fails an assertion.
+        atexit.unregister(client._cleanup_kernel)
+        raise BuildFailed(f"{place[-1]}: {str(error) or error.__context__}") from None
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     notebook.metadata.language_info = {k: v for k, v in notebook.metadata.language_info.items() if k in _LANGUAGE}

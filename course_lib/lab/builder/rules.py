@@ -13,6 +13,7 @@ from course_lib.lab.builder.source import Built, tags
 
 MOST_LINES = 20  # of code in a cell
 MOST_BYTES = 6_000_000  # of all notebooks together
+QUESTIONS = 10  # of the quiz that ends each notebook
 IGNORED, RAISES = "nbval-ignore-output", "raises-exception"
 _FORBIDDEN = {
     r"\binput\(": "input() waits for ever where nobody types",
@@ -34,7 +35,7 @@ def source_findings(built: Built, names: list[str]) -> list[str]:
     code = [cell for cell in cells if cell.cell_type == "code"]
     if not code or not re.search(r"^setup\(", code[0].source, re.MULTILINE):
         found.append(f"{built.name}: the first code cell does not call setup()")
-    found += _link_findings(built, names)
+    found += _link_findings(built, names) + _quiz_findings(built)
     for notebook in (built.student, built.solutions):
         for cell in notebook.cells:
             if cell.cell_type == "code":
@@ -86,6 +87,15 @@ def _link_findings(built: Built, names: list[str]) -> list[str]:
         if "://" not in link and not to_come and not mine and not target.exists():
             found.append(f"{built.name}: the link {link} leads nowhere")
     return found
+
+
+def _quiz_findings(built: Built) -> list[str]:
+    """A self-quiz: a section of its own, with ten folded answers."""
+    text = "\n".join(cell.source for cell in built.student.cells if cell.cell_type == "markdown")
+    quiz = re.search(r"^## (?:Quiz|Ten questions).*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    answers = quiz[0].count("<details>") if quiz else 0
+    wanted = "a section 'Quiz' or 'Ten questions' has ten answers, each folded in a <details>"
+    return [] if answers == QUESTIONS else [f"{built.name}: {wanted}; this notebook has {answers}"]
 
 
 def committed_findings(path: Path, wanted: NotebookNode) -> list[str]:

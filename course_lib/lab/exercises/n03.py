@@ -1,7 +1,6 @@
 """Exercises of notebook 03: all-reduce, the true mean, and bugs that do not crash."""
 
 from collections.abc import Callable
-from typing import Any
 
 from course_lib.lab.checks import Exercise, case, choose, match, predict, write
 from course_lib.lab.ring import Ring, ring_all_reduce, run_ring
@@ -102,10 +101,13 @@ unused = choose(
 )
 _ORDER = (2, 4, 0, 3, 1)  # the bugs of curves A to E
 curves = dict(zip("ABCDE", (BUGS[i] for i in _ORDER), strict=True))
-_rotated: dict[str, Any] = dict(zip("ABCDE", (BUGS[i] for i in (4, 2, 0, 3, 1)), strict=True))
 bugs = match(
     curves,
-    wrong=[_rotated, dict(zip("ABCDE", BUGS, strict=True))],
+    wrong=[
+        curves | {"A": curves["B"], "B": curves["A"]},
+        curves | {"B": curves["E"], "E": curves["B"]},  # both leave zero at once, and only one splits the ranks
+        curves | {"A": curves["D"], "D": curves["A"]},  # both are right for two steps
+    ],
     hint="find the step at which each first leaves zero: the first, an epoch's last, or an epoch's first",
     why="where a curve leaves zero, and whether the ranks leave each other, tells which bug it is",
 )

@@ -156,3 +156,12 @@ def test_a_real_signal_stops_every_rank_at_one_step(
         assert stopped_after == steps
         assert resumed == whole == results[0][3]
     assert newest(tmp_path / "run") == 10
+
+
+def test_a_time_limit_stops_the_job_as_a_preemption_does(tmp_path: Path) -> None:
+    toy = Asked(tmp_path / "run", time_limit=0.001)  # long over: it counts from the start of the process
+    with pytest.raises(Preempted, match="after 1 steps, with a snapshot") as caught:
+        toy.run()
+    assert caught.value.tell_agent
+    assert [event["step"] for event in events(tmp_path / "run", "stop_requested")] == [1]
+    assert Asked(tmp_path / "run", time_limit=1e6).run().digests() == Asked(tmp_path / "whole").run().digests()

@@ -8,7 +8,8 @@ import torch
 
 from course_lib.engine.errors import UsageError
 from course_lib.engine.identity import Identity
-from course_lib.engine.order import Position
+from course_lib.engine.order import Plan, Position
+from course_lib.engine.progress import LIMIT, Deaths, hopeless_step, last_words, merge
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.saver import Saver
 from course_lib.engine.snapshots import (
@@ -47,6 +48,7 @@ class Keeper:
         log: RunLog,
         hook: Hook,
         *,
+        plan: Plan,
         strict: bool,
         identity: Identity,
     ) -> None:
@@ -55,6 +57,7 @@ class Keeper:
         self.store = store
         self.log = log
         self._hook = hook
+        self._plan = plan
         self._strict = strict
         self._identity = identity
         self._saver: Saver | None = None
@@ -87,8 +90,33 @@ class Keeper:
             self._heartbeat = Heartbeat(self.store.directory, claim)
         self._saver = Saver(self.world, self.state, self.store, claim, self.log, self._strict)
         self._log_resume(found, progress, notes, say)
+        self._refuse_hopeless(found, progress.position)
         self._hook("load", progress.position.step)
         return progress
+
+    def _refuse_hopeless(self, found: Restored, at: Position) -> None:
+        """Stop when the same step has killed several generations; the start after this one tries it again."""
+        generations = [claim.generation for claim in found.claims]
+        deaths: Deaths = {}
+        for others in self.world.gather(
+            last_words(self.store.directory.parent, generations) if self.world.local_rank == 0 else {}
+        ):
+            merge(deaths, others)
+        step = hopeless_step(found.claims, deaths)
+        if step is None:
+            return
+        while at.step < step:
+            at = self._plan.next_epoch(at) if self._plan.epoch_done(at) else self._plan.after_step(at)
+        low, high = self._plan.batch(at)
+        indices = self._plan.permutation(at.epoch)[low:high].tolist()
+        self.log("no_progress", step=step, epoch=at.epoch, indices=indices)
+        shown = ", ".join(map(str, indices[:16])) + ", …" * (len(indices) > 16)
+        raise shared(
+            UsageError(
+                f"the last {LIMIT} generations have all died in step {step}, on the samples {shown} of the data set: "
+                "no progress, so the job stops; the event log has each rank's last words; mend the cause, start again"
+            )
+        )
 
     def _refuse_another_job(self, found: Restored) -> None:
         differences = self._identity.differences(found.content)
@@ -121,6 +149,7 @@ class Keeper:
         """
         before = map_tensors(self.state.state_dict(), torch.clone)
         step.warmup = True
+        self.log("warm_up", step=step.number)
         self._hook("warmup", step.number)
         yield step
         step.warmup = False

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from course_lib.engine.watchdog import process_start_time
+
 Event = dict[str, Any]
 
 
@@ -38,7 +40,7 @@ class RunLog:
         self._waiting: list[str] = []
         self._file: int | None = None
         RunLog.current = self
-        self("process_start", t=process_start_time())
+        self("process_start", t=process_start_time(os.getpid()))
         self("imported")
 
     def __call__(self, event: str, **fields: Any) -> None:
@@ -121,13 +123,3 @@ def _checked(event: Any) -> Event:
     if not all(isinstance(number, (int, float)) for number in numbers) or not math.isfinite(event["t"]):
         raise ValueError("a number is missing")
     return dict(event)
-
-
-def process_start_time() -> float:
-    """When this process began, in Unix seconds: from /proc on Linux, else now."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return time.time()

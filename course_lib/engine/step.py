@@ -1,5 +1,6 @@
 """One optimizer step as the training loop sees it: its micro-batches, their weights, and what they add up to."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
+from course_lib.engine.errors import NonFiniteError
 from course_lib.engine.feed import feed, seed_everything
 from course_lib.engine.order import Plan, Position, cuts, share
 from course_lib.engine.shards import ShardSum, exact_totals
+from course_lib.engine.state import TrainState
 from course_lib.engine.tree import map_tensors
-from course_lib.engine.world import World
+from course_lib.engine.world import World, shared
 
 
 class MicroBatch:
@@ -154,6 +157,34 @@ def steps_from(
             shards=shards,
         )
         at = plan.after_step(at)
+
+
+def totals_over_ranks(step: Step, votes: list[float]) -> tuple[dict[str, float], list[float]]:
+    """The step's totals over the whole global batch and the sums of the ranks' votes, the same on every rank."""
+    own = step.totals
+    if step.shards is None:
+        sums = step.world.sum([*own.values(), *votes])  # sorted by name
+        return dict(zip(own, sums, strict=False)), sums[len(own) :]
+    views = step.world.gather((step.parts, votes))  # a rank without shards does not even know the names
+    totals = exact_totals(part for parts, _ in views for part in parts)
+    return totals, [math.fsum(column) for column in zip(*(votes for _, votes in views), strict=True)]
+
+
+def refuse_nonfinite(step: Step, loss: float, state: TrainState) -> None:
+    """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
+    if math.isfinite(loss):
+        return
+    # A rank's own buffers may have overflowed while the others' have not, so the ranks must agree.
+    if state.scaler is not None and all(step.world.gather(state.is_finite())):
+        return
+    low, high = step.samples
+    raise shared(
+        NonFiniteError(
+            f"the loss of step {step.number} is {loss} (samples {low} to {high - 1} of epoch {step.epoch}'s "
+            "order): training stops, and nothing was snapshotted after it; "
+            "a lower learning rate or gradient clipping often helps"
+        )
+    )
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Trainer.steps(): the loop's iterator, which resumes, saves and stops."""
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -11,17 +10,17 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from course_lib.engine.errors import NonFiniteError, Preempted, SnapshotError, UsageError
+from course_lib.engine.errors import Preempted, SnapshotError, UsageError
 from course_lib.engine.feed import seed_everything
 from course_lib.engine.identity import Identity
 from course_lib.engine.keeper import Hook, Keeper, Progress
 from course_lib.engine.order import Plan, Position
 from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.runlog import RunLog
-from course_lib.engine.shards import exact_totals, refuse_unfit
+from course_lib.engine.shards import refuse_unfit
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
-from course_lib.engine.step import Step, steps_from
+from course_lib.engine.step import Step, refuse_nonfinite, steps_from, totals_over_ranks
 from course_lib.engine.world import World, shared
 
 
@@ -35,7 +34,8 @@ class Trainer:
     process dies in it. `hook(point, step)` is called at the points load, warmup, data, snapshot and eval.
     `snapshot_every` counts optimizer steps, `keep` snapshots, `max_local_batch` the most samples that a rank puts
     through the model at once. `virtual_shards`, with a model that is not wrapped, is the number of parts of a step
-    that gives the same bits on any number of ranks. `strict` makes a snapshot that cannot be written fatal.
+    that gives the same bits on any number of ranks. `time_limit` counts seconds from the start of the agent, then the
+    job stops as if it had been preempted. `strict` makes a snapshot that cannot be written fatal.
     """
 
     here: InitVar[World]
@@ -52,6 +52,7 @@ class Trainer:
     num_workers: int = 0
     max_local_batch: int | None = None
     virtual_shards: int | None = None
+    time_limit: float | None = None
     collate: Callable[[list[Any]], Any] = default_collate
     identity: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Trainer:
             SnapshotStore(self.run_dir, self.keep),
             self._log,
             self.hook,
+            plan=self.plan,
             strict=self.strict,
             identity=Identity(self.state, self.plan, identity, settings),
         )
@@ -116,6 +118,7 @@ class Trainer:
                 return
             self.world.stop.start()
             self.world.stop.armed = True
+            self.world.stop.stop_after(self.time_limit)
             try:
                 yield from self._remaining_steps()
                 self._finish()
@@ -151,10 +154,11 @@ class Trainer:
     def _after_step(self, step: Step, started: float) -> None:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""
         size = step.samples[1] - step.samples[0]
-        totals, (asked, by_agent, saved) = self._agree_on(step)
+        votes = [*self._stop_votes(), self._keeper.saver.vote()]
+        totals, (asked, by_agent, saved) = totals_over_ranks(step, votes)
         means = {name: total / size for name, total in totals.items()}
         totals["samples"] = float(size)
-        self._check_finite(step, means.get("loss", 0.0))
+        refuse_nonfinite(step, means.get("loss", 0.0), self.state)
         running = self.progress.running
         running.update({name: running.get(name, 0.0) + total for name, total in totals.items()})
         self.progress.position = self.plan.after_step(self.progress.position)
@@ -173,33 +177,6 @@ class Trainer:
         if not last and self.progress.position.step % self.snapshot_every == 0:
             self._keeper.save(self.progress)
         self._stop_if_asked(asked, by_agent)
-
-    def _agree_on(self, step: Step) -> tuple[dict[str, float], list[float]]:
-        """The step's totals over the whole global batch, and the ranks' votes, the same on every rank."""
-        votes = [*self._stop_votes(), self._keeper.saver.vote()]
-        if self.virtual_shards is None:
-            own = step.totals
-            sums = self.world.sum([*own.values(), *votes])  # sorted by name
-            return dict(zip(own, sums, strict=False)), sums[len(own) :]
-        views = self.world.gather((step.parts, votes))  # a rank without shards does not even know the names
-        totals = exact_totals(part for parts, _ in views for part in parts)
-        return totals, [math.fsum(column) for column in zip(*(votes for _, votes in views), strict=True)]
-
-    def _check_finite(self, step: Step, loss: float) -> None:
-        """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
-        if math.isfinite(loss):
-            return
-        # A rank's own buffers may have overflowed while the others' have not, so the ranks must agree.
-        if self.state.scaler is not None and all(self.world.gather(self.state.is_finite())):
-            return
-        low, high = step.samples
-        raise shared(
-            NonFiniteError(
-                f"the loss of step {step.number} is {loss} (samples {low} to {high - 1} of epoch {step.epoch}'s "
-                "order): training stops, and nothing was snapshotted after it; "
-                "a lower learning rate or gradient clipping often helps"
-            )
-        )
 
     def _after_epoch(self) -> None:
         """Evaluate, print, and go on to the next epoch; a resume in between evaluates again, and trains nothing."""
@@ -220,8 +197,7 @@ class Trainer:
 
     def _stop_votes(self) -> list[float]:
         """Whether this rank was asked to stop, and whether its agent asked."""
-        stop = self.world.stop
-        return [float(stop.requested is not None), float(stop.from_agent)]
+        return [float(self.world.stop.asked), float(self.world.stop.from_agent)]
 
     def _stop_if_asked(self, asked: float, by_agent: float) -> None:
         """Leave in order when any rank was asked to: all are here, at the same step, and publish a snapshot."""

@@ -1,11 +1,13 @@
 """Requests to stop, from signals, with the sender: an agent's SIGTERM means something else than anybody's."""
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
@@ -31,6 +33,18 @@ class StopWatch:
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._thread: threading.Thread | None = None
         self._leaving = False
+        self._deadline = math.inf
+
+    def stop_after(self, limit_s: float | None) -> None:
+        """Ask to stop once `limit_s` seconds have passed since the start of the agent (of this process without one)."""
+        if limit_s is not None:
+            begun = process_start_time(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid())
+            self._deadline = time.monotonic() + limit_s - (time.time() - begun)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it is time to stop: a signal came, or the limit is reached."""
+        return self.requested is not None or time.monotonic() >= self._deadline
 
     def start(self) -> None:
         """Begin to watch; only the main thread can, elsewhere this does nothing. `stop` undoes it."""
@@ -119,6 +133,16 @@ def is_agent(pid: int) -> bool:
         if not word.startswith("-"):
             return Path(word).name == "torchrun"
     return False
+
+
+def process_start_time(pid: int) -> float:
+    """When a process began, in Unix seconds: from /proc on Linux, else now."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()
 
 
 def command_line(pid: int) -> list[str]:

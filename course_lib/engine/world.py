@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from course_lib.engine.errors import PeerLost, UsageError
+from course_lib.engine.guard import call_guards, start_guard
 from course_lib.engine.place import Place, choose_device, find_place, limit_threads
 from course_lib.engine.roster import agree_on_name, wait_for_port
 from course_lib.engine.watchdog import StopWatch, die_with_agent
@@ -127,7 +128,7 @@ def open_world(
     store: Store = HashStore()
     try:
         if place.master is not None:
-            store = _meet(place, *place.master, start_timeout_s)
+            store = _meet(place, *place.master, start_timeout_s, collective_timeout_s)
         _join(place, chosen, store, collective_timeout_s)
         if world.rank == 0 and device == "auto":
             say(f"running on {chosen.type}: {why}")
@@ -157,7 +158,7 @@ def _reraise(failure: Exception | None) -> None:
         raise failure
 
 
-def _meet(place: Place, host: str, port: int, timeout_s: float) -> Store:
+def _meet(place: Place, host: str, port: int, timeout_s: float, collective_timeout_s: float) -> Store:
     """The store at which this generation of the group meets, cleared of what the dead have left in it."""
     deadline = time.monotonic() + timeout_s
     if not place.serves:
@@ -168,6 +169,9 @@ def _meet(place: Place, host: str, port: int, timeout_s: float) -> Store:
     except (TimeoutError, DistStoreError, DistNetworkError) as error:
         reason = str(error).splitlines()[0]
         raise TimeoutError(f"no process group at {host}:{port}, limit {timeout_s:g} s: {reason}") from None
+    if place.under_torchrun and place.world_size > 1:  # now, before the group has threads: a fork would lose them
+        options: dict[str, Any] = {"is_master": False, "wait_for_workers": False}
+        start_guard(lambda: PrefixStore(name, TCPStore(host, port, **options)), place.rank, collective_timeout_s)
     return PrefixStore(name, base)
 
 
@@ -214,6 +218,8 @@ def _last_act(error: Exception, world: World, store: Store, collective_timeout_s
             count = store.add(f"usage-error/{os.environ.get('GROUP_RANK', '0')}", 1)
             error.first_here = count == 1  # type: ignore[attr-defined]  # read by entry.run
     elif (cause := _lost_peer(error, collective_timeout_s)) is not None:
+        if "no answer" in cause:
+            call_guards(store)
         lost = PeerLost(cause)
         lost.agent_knows = world.stop.from_agent  # type: ignore[attr-defined]  # read by entry.run
         return lost

@@ -40,6 +40,7 @@ class Options:
     keep: int = 3
     snapshot_strict: bool = False
     virtual_shards: int | None = None
+    time_limit: float | None = None
     collective_timeout: float = 60.0
 
     @property
@@ -61,6 +62,7 @@ class Options:
             "keep": self.keep,
             "strict": self.snapshot_strict,
             "virtual_shards": self.virtual_shards,
+            "time_limit": self.time_limit,
             "identity": {"data": data_identity, "model": self.model, "norm": self.norm, "augment": self.augment},
             "settings": {"num_workers": self.num_workers, "max_local_batch": self.max_local_batch},
         }
@@ -140,6 +142,12 @@ def _snapshots(parser: argparse.ArgumentParser) -> None:
         type=_at_least(1),
         metavar="V",
         help="cut a step into V parts: same bits on any number of ranks",
+    )
+    add(
+        "--time-limit",
+        type=_positive,
+        metavar="SECONDS",
+        help="then stop with a snapshot, as if preempted (exit code 143)",
     )
     add("--snapshot-strict", action="store_true", help="stop when a snapshot cannot be written")
 

@@ -19,6 +19,7 @@ class Restored:
     content: dict[str, Any]
     skipped: tuple[tuple[str, str], ...]
     newest_generation: int
+    claims: tuple[Claim, ...] = ()
 
 
 def find_snapshot(store: SnapshotStore, world: World) -> Restored:
@@ -43,7 +44,7 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
         content, reason = _load_for_all(store, world, views, manifest)
         if content is not None:
             skipped.pop(manifest.name, None)  # bad on one node's disk, good on another's
-            return Restored(manifest, content, tuple(skipped.items()), numbered)
+            return Restored(manifest, content, tuple(skipped.items()), numbered, tuple(claims.values()))
         skipped[manifest.name] = reason
     # A damaged claim alone is no snapshot that could be lost.
     if any(parse_name(name) for name in skipped):
@@ -55,7 +56,7 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
             )
         )
     skipped |= {name: "it has no manifest" for view in views for name in view.orphans}
-    return Restored(None, {}, tuple(skipped.items()), numbered)
+    return Restored(None, {}, tuple(skipped.items()), numbered, tuple(claims.values()))
 
 
 def claim_generation(store: SnapshotStore, world: World, restored: Restored) -> Claim:

@@ -153,7 +153,7 @@ class Keeper:
         self._hook("warmup", step.number)
         yield step
         step.warmup = False
-        step.totals.clear()
+        step.parts.clear()
         self.saver.prepare()  # by now there is each tensor that a snapshot will hold
         self.state.load_state_dict(before)
         for parameter in self.state.module.parameters():

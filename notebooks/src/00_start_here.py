@@ -162,7 +162,8 @@ machine_report()
 # three again, and goes on from the newest snapshot.</details>
 #
 # 7. `--nproc-per-node 3`. How many processes does the tree show, and how many images does the job use in one step?
-# <details><summary>answer</summary>Four: the agent and three ranks. Still 64 images, as 22 + 21 + 21: the batch
+# <details><summary>answer</summary>Four: the agent and three ranks (a moment later each rank has a guard, which
+# kills it should it hang). Still 64 images, as 22 + 21 + 21: the batch
 # belongs to the experiment, not to the machine.</details>
 #
 # 8. The job has finished, and you type its command again with the same `--run-dir`. How many steps does it do?

@@ -9,9 +9,10 @@
 # time?
 #
 # You will kill the code that most tutorials teach and see what it costs, write a `save` and a `load` that survive a
-# death at any line, pick bugs out of a line-up, press Ctrl-C, and go on with another number of ranks.
+# death at any line, pick bugs out of a line-up, press Ctrl-C, go on with another number of ranks, and at the end make
+# a script survive that knew nothing of all this.
 #
-# *For teachers: 75 minutes. To discuss: "A colleague says: we save every epoch, so we lose at most one epoch. Name
+# *For teachers: 95 minutes. To discuss: "A colleague says: we save every epoch, so we lose at most one epoch. Name
 # three more things that they lose."*
 
 # %% ready
@@ -58,12 +59,7 @@ dead = fresh("04-classic")
 job = start(f"torchrun --standalone --nproc-per-node 2 {classic} {dead}")
 print(job.tree())
 
-# %% [markdown]
-# Three processes. The one at the top, the **agent**, is torchrun itself: it does no training, it starts
-# **workers**, one for each rank, and watches them. How does a worker know which one it is? Nobody passed it an
-# argument. Look into rank 1:
-
-# %% environment tags=["nbval-ignore-output"]
+print("\nThe environment of rank 1:")
 worker = next(p for p in job.processes() if p.environment.get("RANK") == "1")
 wanted = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 wanted += ["TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"]
@@ -71,10 +67,12 @@ for name in wanted:
     print(f"{name:28} {worker.environment[name]}")
 
 # %% [markdown]
-# The environment *is* the interface. `RANK` of `WORLD_SIZE` says who I am in the whole job, `LOCAL_RANK` who I am
-# on this machine (so, which GPU is mine), `GROUP_RANK` which machine this is. At `MASTER_ADDR:MASTER_PORT` a small
-# key-value store waits, where the ranks find each other; that is all that `init_process_group` needs. And the last
-# two lines say how often this agent has started its workers again, and how often it may.
+# Three processes. The one at the top, the **agent**, is torchrun itself: it does no training, it starts
+# **workers**, one for each rank, and watches them. How does a worker know which one it is? Nobody passed it an
+# argument: the environment *is* the interface. `RANK` of `WORLD_SIZE` says who I am in the whole job, `LOCAL_RANK`
+# who I am on this machine (so, which GPU is mine), `GROUP_RANK` which machine this is. At `MASTER_ADDR:MASTER_PORT`
+# a small key-value store waits, where the ranks find each other; that is all that `init_process_group` needs. And
+# the last two lines say how often this agent has started its workers again, and how often it may.
 #
 # Now the kill. It is real, and it is yours.
 
@@ -315,13 +313,7 @@ fig04.who_used_what(run)
 # resumed runs of a small network, trained in this very kernel. Each was killed after 30 steps (in its third epoch),
 # and its snapshot lacked **one piece**, or none. You see how far each is from the run that nobody disturbed: its
 # training loss, and the loss on held-out data (in `eval` mode, after each step). Zero is exact.
-
-# %% line-up-figure tags=["exercise", "nbval-ignore-output"]
-from course_lib.lab import fig04
-
-fig04.line_up()
-
-# %% [markdown] tags=["exercise"]
+#
 # **Exercise (diagnose).** Which curve is which? The suspects, in the order of the alphabet:
 #
 # | suspect | what its snapshot lacked |
@@ -336,6 +328,11 @@ fig04.line_up()
 #
 # A question that solves half of them: *can the very first step already be different, if weights and batch are the
 # same?*
+
+# %% line-up-figure tags=["nbval-ignore-output"]
+from course_lib.lab import fig04
+
+fig04.line_up()
 
 # %% line-up tags=["exercise"]
 # SOLUTION
@@ -403,8 +400,66 @@ print(
 # %% [markdown]
 # (`setup()` sets `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which gives each restart a store of its own. That is why
 # the classic script came back so reliably in section 3. Our scripts survive without it.)
+#
+# ## 9 · Your script
+#
+# What survived so far was written for it. `notebooks/terrain.py` is what people have at work: one file, a model, a
+# data set and a loop of its own, AdamW with a cosine schedule, and a moving average of the weights, which is what it
+# saves at the end. It learns to sharpen an elevation map, on two ranks under torchrun, and it survives nothing.
+#
+# **Exercise (write).** Make it survive, with at most 15 new or changed lines. What you delete is free, and so are
+# comments, blank lines, and lines that only move sideways. The next cell makes a copy that is yours, and shows what
+# you have changed in it; its link opens the editor. All that you need is in `course_lib.engine`:
+#
+# | instead of | write |
+# | --- | --- |
+# | `init_process_group` and its end | `with open_world() as world:` around it all; `world.rank` |
+# | nothing, that's the trouble | `state = TrainState(model, optimizer, scheduler, extra={"name": thing, …})` |
+# | sampler, loader | `trainer = Trainer(world, state, data, run_dir, epochs=…, global_batch_size=…, snapshot_every=…)`|
+# | the loops over epochs and loader | `for step in trainer.steps():`, and inside it `for batch in step:` |
+# | what the loader gave | `batch.data` |
+# | `loss.backward()` | `batch.backward(loss)` |
+# | `main()` as the last line | `run(main)`, where `main` takes no arguments |
+#
+# The README has a whole example. Before you begin, read the loop once and ask of each line: *what does it remember,
+# and who will tell the next process?*
+
+# %% your-copy tags=["nbval-ignore-output"]
+from course_lib.lab import your_script
+
+# SOLUTION
+mine = your_script.SOLVED
+# STUDENT: mine = your_script.your_copy()
+# END
+your_script.changes(mine)
+
+# %% [markdown] tags=["exercise"]
+# The check starts two jobs with it: one that nobody disturbs, and one that it hands to your `kill` while it trains,
+# and that may be restarted twice. Then it compares what the two have left, bit for bit. While your copy is still the
+# original, it starts nothing.
+
+# %% your-script tags=["exercise", "nbval-ignore-output"]
+import os
+import signal
+
+from course_lib.lab.exercises import n04 as check
+from course_lib.lab.launch import runs_directory
+
+
+def kill(job):
+    job.wait_for(step=12)
+    os.kill(job.pid(rank=1), signal.SIGKILL)
+
+
+runs = runs_directory() / "04-yours"
+check.your_script(mine, runs, kill)
+your_script.recovery(mine, runs)
 
 # %% [markdown]
+# Twelve lines are enough, and none of them is in the model or in the data set. Once it says *solved*, the kill is
+# yours to change: rank 0, or a second kill after `job.wait_for(step=30, restarts=1)`. Then take one thing out of the
+# `TrainState`, and see which of your results would have been wrong without a word.
+#
 # ## Ten questions
 #
 # Answer before you unfold. Most of them ask what *would* happen, so run it in your head.
@@ -438,9 +493,10 @@ print(
 #    `path` after two calls?
 #    <details><summary>answer</summary>Nothing. <code>os.replace</code> finds no temporary file and raises, in the
 #    first call and in each later one: nothing is ever written.</details>
-# 10. torchrun ended with 1. What do you know?
-#     <details><summary>answer</summary>That something failed, and no more: it returns 1 for every failure. Look for
-#     "Root Cause" in the agent's lines, then for the shortest log.</details>
+# 10. A colleague's version of section 9 lacks only the moving average in its `TrainState`. Killed once, it comes back
+#     and ends without an error. Which of its results are those of the undisturbed run?
+#     <details><summary>answer</summary>The weights are, bit for bit, since nothing in training reads the average. The
+#     average isn't: the new process began it afresh. It is what the script saves, so the file is wrong.</details>
 #
 # ## In five lines
 #
@@ -448,8 +504,8 @@ print(
 #    unless you say `--max-restarts`.
 # 2. When one worker dies, all are replaced by new processes: what isn't in the snapshot is gone.
 # 3. The longest trace belongs to a survivor. Look for the shortest log, and for the agent's root cause.
-# 4. A snapshot holds weights, buffers, optimizer, schedule and position, and is published by one atomic step. The
-#    proof is a difference of 0.0.
+# 4. A snapshot holds weights, buffers, optimizer, schedule, position and whatever else remembers, and is published
+#    by one atomic step. The proof is a difference of 0.0.
 # 5. With the order a function of seed and epoch, and a global batch that doesn't depend on the ranks, a job goes on
 #    with any number of them.
 #

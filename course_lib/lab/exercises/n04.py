@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,10 @@ import torch
 from course_lib.lab.answers import one_line, same
 from course_lib.lab.checks import Exercise, choose, match, predict
 from course_lib.lab.crashes import killed_at
+from course_lib.lab.job import Job
 from course_lib.lab.lineup import suspects
+from course_lib.lab.your_script import ORIGINAL, SOLVED, Kill, ScriptExercise
+from course_lib.lab.your_script import judge as judge_script
 
 Save = Callable[[dict[str, Any], Path], object]
 Load = Callable[[Path], dict[str, Any] | None]
@@ -183,4 +187,58 @@ who_died = choose(
         "d": "the agent ended ranks 0 and 1, but it had a reason: look for a line that speaks of no peer",
     },
     why="rank 2 says in one line what it died of; the other two only noticed that somebody was gone",
+)
+
+
+# --- your script --------------------------------------------------------------------------------------------------
+
+
+def _kill_rank_0(job: Job) -> None:
+    """Rank 0 writes the snapshots."""
+    job.wait_for(step=12)
+    os.kill(job.pid(rank=0), signal.SIGKILL)
+
+
+_EPOCH_SAVES = """
+        if dist.get_rank() == 0:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            torch.save({"model": model.module.state_dict(), "epoch": epoch + 1}, run_dir / "snapshot.pt")
+"""
+_EPOCH_LOADS = """    first = 0
+    if (run_dir / "snapshot.pt").exists():
+        snapshot = torch.load(run_dir / "snapshot.pt", map_location="cpu", weights_only=True)
+        model.module.load_state_dict(snapshot["model"])
+        first = snapshot["epoch"]
+    for epoch in range(first, epochs):
+"""
+
+
+def _scripts(folder: Path) -> tuple[Path, Kill]:
+    """Scripts as people write them on their way to the solution."""
+    before, after = ORIGINAL.read_text(), SOLVED.read_text()
+    epochs, steps = "    for epoch in range(epochs):\n", "        for step in trainer.steps():\n"
+    end = 'loss {loss.item():.4f}", flush=True)\n'
+    scripts = {
+        "a-file-each-epoch": _changed(_changed(before, epochs, _EPOCH_LOADS), end, end + _EPOCH_SAVES[1:]),
+        "average-forgotten": _changed(after, ', extra={"average": average}', ""),
+        "all-by-hand": _changed(after, steps, "".join(f"        before_{n} = {n}\n" for n in range(9)) + steps),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in scripts.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder, _kill_rank_0
+
+
+def _changed(text: str, old: str, new: str) -> str:
+    assert old in text, old
+    return text.replace(old, new)
+
+
+your_script = ScriptExercise(
+    "write",
+    judge_script,
+    solution=SOLVED,
+    wrong=["a-file-each-epoch.py", "average-forgotten.py", "all-by-hand.py", "nowhere.py"],
+    why="killed, it came back and ended with the bits of the undisturbed run, every sample once",
+    make_evidence=_scripts,
 )

@@ -119,3 +119,19 @@ def test_deaths_in_other_steps_do_not_count(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="poison"):
             toy.run()
     assert Toy(tmp_path, snapshot_every=20).run().trainer.progress.position.step == 10
+
+
+def test_in_the_first_step_of_an_epoch_the_samples_are_those_of_the_new_one(tmp_path: Path) -> None:
+    for end in (RuntimeError, RuntimeError, RuntimeError, UsageError):
+        toy = Poisoned(tmp_path, snapshot_every=2)
+        toy.at = 5
+        with pytest.raises(end):
+            toy.run()
+    (told,) = events(tmp_path, "no_progress")
+    assert (told["epoch"], told["indices"]) == (1, toy.trainer.plan.permutation(1)[:8].tolist())
+
+
+def test_a_log_with_odd_lines_is_read_all_the_same(tmp_path: Path) -> None:
+    odd = [event("warm_up", 1, 5) | {"generation": [1]}, event("step", 1) | {"step": None}, {"event": "step"}]
+    write(tmp_path, "a", *odd, event("warm_up", 1, 5), *odd)
+    assert last_words(tmp_path, [1]) == {1: 5}

@@ -2,13 +2,14 @@
 
 import errno
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from toys import Points, Toy, events, files
+from toys import Points, Toy, events, files, net
 
 from course_lib.engine import Best, NonFiniteError, SnapshotError, SnapshotStore, UsageError
 from course_lib.engine.step import MicroBatch, Step
@@ -185,3 +186,35 @@ def test_an_evaluation_that_returns_no_numbers_is_an_error(tmp_path: Path) -> No
 def test_nothing_is_written_without_a_run(tmp_path: Path) -> None:
     Toy(tmp_path, dataset=Points(8), extra={"best": Best()})
     assert files(tmp_path) == {}
+
+
+class Masked(torch.nn.Linear):
+    """A layer with minus infinity in a buffer, as the mask of an attention has it."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mask", torch.full((3,), -math.inf))
+
+
+def test_a_buffer_that_is_infinite_from_the_start_is_no_accident(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, model=net(Masked())).run()
+    assert steps_on_disk(tmp_path) == [6, 9, 10] and toy.state.is_finite()
+    with torch.no_grad():
+        toy.model.get_parameter("1.weight")[0, 0] = math.inf
+    assert not toy.state.is_finite()
+
+
+def test_a_loss_that_is_no_number_waits_for_the_good_snapshot_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = SnapshotStore.draft
+
+    def slow(store: SnapshotStore, *args: Any, **facts: Any) -> Any:
+        time.sleep(0.3)
+        return whole(store, *args, **facts)
+
+    monkeypatch.setattr(SnapshotStore, "draft", slow)
+    toy = Broken(tmp_path, snapshot_every=3)
+    with pytest.raises(NonFiniteError, match="step 7 is nan"):
+        toy.run()
+    assert [e["step"] for e in events(tmp_path, "snapshot_saved")] == [3, 6]

@@ -3,6 +3,7 @@
 When a rank hangs, the others run into the collective timeout and leave; but the agent would then wait 30 s for a rank
 that is stopped or holds the interpreter's lock, and an agent on another node would not even know. So the first rank to
 time out says in the group's store that the group is lost, and who has not left a moment later is killed by its guard.
+Measured with gloo. NCCL's own watchdog ends a process without a word to the guards: there only a stop is seen.
 """
 
 import os

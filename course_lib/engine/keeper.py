@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from course_lib.engine.errors import UsageError
 from course_lib.engine.identity import Identity
 from course_lib.engine.order import Plan, Position
@@ -21,7 +19,7 @@ from course_lib.engine.snapshots import (
 )
 from course_lib.engine.state import TrainState
 from course_lib.engine.step import Step
-from course_lib.engine.tree import map_tensors, portable
+from course_lib.engine.tree import HostCopy, portable
 from course_lib.engine.world import World, shared
 
 Hook = Callable[[str, int], None]
@@ -107,6 +105,8 @@ class Keeper:
             return
         while at.step < step:
             at = self._plan.next_epoch(at) if self._plan.epoch_done(at) else self._plan.after_step(at)
+        if self._plan.epoch_done(at):  # in the next epoch's first step, or in the evaluation before it
+            at = self._plan.next_epoch(at)
         low, high = self._plan.batch(at)
         indices = self._plan.permutation(at.epoch)[low:high].tolist()
         self.log("no_progress", step=step, epoch=at.epoch, indices=indices)
@@ -147,7 +147,7 @@ class Keeper:
         the first step after a resume would therefore sum in another order than the uninterrupted run, and its bits
         would differ. With a throw-away step at every start, a fresh one too, all real steps are alike.
         """
-        before = map_tensors(self.state.state_dict(), torch.clone)
+        before = HostCopy()(self.state.state_dict())  # in host memory: a GPU may have no room for a second state
         step.warmup = True
         self.log("warm_up", step=step.number)
         self._hook("warmup", step.number)
@@ -175,7 +175,7 @@ class Keeper:
 
     def saved(self, progress: Progress) -> bool:
         """Whether the snapshot of this moment, the last thing to do, is published; waits for it."""
-        self.saver.wait()  # for as long as it takes, since nothing else is to do
+        self.saver.wait()  # with patience, since nothing else is to do
         self.save(progress)
         self.saver.wait()
         return self.saver.saved_step == progress.position.step

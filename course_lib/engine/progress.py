@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from course_lib.engine.runlog import Event
+from course_lib.engine.runlog import Event, checked
 from course_lib.engine.snapshots import Claim
 
 LIMIT = 3
@@ -40,6 +40,7 @@ def hopeless_step(claims: Iterable[Claim], deaths: Deaths) -> int | None:
     """The step that the last `LIMIT` generations of this job have all died in; None if there is no such step.
 
     A job that was started anew (another TORCHELASTIC_RUN_ID) begins to count anew: somebody has looked at it.
+    A torchrun without --standalone and --rdzv-id names no job, so there nothing is counted.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     newest = sorted(claims, key=lambda claim: -claim.generation)[:LIMIT]
@@ -55,10 +56,8 @@ def _tail(path: Path) -> list[Event]:
         lines = file.read().splitlines()
     events = []
     for line in lines:
-        with suppress(ValueError):  # the first one is cut, the last one may be torn
-            event = json.loads(line)
-            if isinstance(event, dict):
-                events.append(event)
+        with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            events.append(checked(json.loads(line)))
     return events
 
 

@@ -110,14 +110,14 @@ def read_events(run_dir: str | Path) -> Events:
             if not line.strip():
                 continue
             try:
-                events.append(_checked(json.loads(line)))
+                events.append(checked(json.loads(line)))
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 bad += 1
     # The sort is stable, so that events of one process with equal times keep their order.
     return Events(sorted(events, key=lambda event: event["t"]), bad)
 
 
-def _checked(event: Any) -> Event:
+def checked(event: Any) -> Event:
     """The event, if it has what readers rely on; else one of the errors that bad JSON gives."""
     numbers = [event["t"], event["rank"], event["generation"] or 0, event["step"] if event["event"] == "step" else 0]
     if not all(isinstance(number, (int, float)) for number in numbers) or not math.isfinite(event["t"]):

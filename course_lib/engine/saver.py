@@ -96,7 +96,10 @@ class Saver:
 
     def vote(self) -> float:
         """1.0 when this rank has nothing left to do for the snapshot in flight; the ranks' sum goes to `settle`."""
-        return float(self._flight is not None and self._flight.work.done())
+        if self._flight is None or not self._flight.work.done():
+            return 0.0
+        self._flight.work.result()  # raises what went wrong on this rank, which the others cannot know
+        return 1.0
 
     def settle(self, votes: float) -> None:
         """Once all ranks are ready, take note of what became of the snapshot; raises what makes training stop."""
@@ -150,12 +153,16 @@ class Saver:
     # What follows runs in the writer's thread, and reads nothing but the copy.
 
     def _post(self, key: str, copy: dict[str, Any]) -> None:
-        weights, finite = _verdict(copy)
+        weights, finite = self._verdict(copy)
         self._world.store.set(f"{key}/{self._world.rank}", f"{weights} {int(finite)}")
+
+    def _verdict(self, copy: dict[str, Any]) -> Verdict:
+        finite = all_finite(copy["parameters"]) and (copy["state"] is None or self._state.finite(copy["state"]))
+        return digest(copy["parameters"]), finite
 
     def _write(self, key: str, copy: dict[str, Any], content: dict[str, Any], facts: dict[str, Any]) -> Outcome:
         try:
-            mine = _verdict(copy)
+            mine = self._verdict(copy)
             with self._store.draft(self._claim, {"state": copy["state"], **content}, **facts) as draft:
                 if (error := _unfit([mine, *self._other_verdicts(key)], facts["step"])) is not None:
                     return error
@@ -177,11 +184,6 @@ class Saver:
             weights, finite = store.get(name).decode().split()
             store.delete_key(name)
             yield weights, finite == "1"
-
-
-def _verdict(copy: dict[str, Any]) -> Verdict:
-    state = copy["state"] or {}
-    return digest(copy["parameters"]), all_finite([copy["parameters"], state.get("model"), state.get("optimizer")])
 
 
 def _unfit(verdicts: list[Verdict], step: int) -> Exception | None:

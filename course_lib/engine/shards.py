@@ -30,11 +30,6 @@ def refuse_unfit(model: nn.Module, max_local_batch: int | None) -> None:
         raise UsageError("--virtual-shards sets the size of a micro-batch: leave out --max-local-batch")
 
 
-def own_shards(start: int, stop: int, shards: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The half-open interval of shards that `rank` works on; a step of few samples has fewer shards, none empty."""
-    return share(0, min(shards, stop - start), rank, world_size)
-
-
 class ShardSum:
     """The sum of all shards' gradients of one step, taken up shard by shard and left in `.grad` on every rank."""
 

@@ -73,6 +73,8 @@ class TrainState:
         self.scheduler = scheduler
         self.scaler = scaler
         self.extra = dict(extra or {})
+        # Such as the mask of an attention: its minus infinity is no accident.
+        self._may_be_infinite = {name for name, b in self.module.named_buffers() if not all_finite(b)}
         self._configured_lrs = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
 
     @property
@@ -94,7 +96,7 @@ class TrainState:
         return parts | {f"extra.{name}": part for name, part in self.extra.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors (on the CPU; those that are there already share memory) and plain values, by part."""
+        """Tensors, where they are and sharing their memory, and plain values, by part."""
         state = {name: portable(part.state_dict(), name) for name, part in self._parts().items()}
         return state | {"configured_lrs": list(self._configured_lrs)}
 
@@ -165,7 +167,12 @@ class TrainState:
 
     def is_finite(self) -> bool:
         """Whether weights, buffers and optimizer state hold no NaN and no infinity."""
-        return all_finite({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+        return self.finite({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+    def finite(self, state: Mapping[str, Any]) -> bool:
+        """The same of a `state_dict()`; buffers that were infinite from the start do not count."""
+        model = {name: value for name, value in state["model"].items() if name not in self._may_be_infinite}
+        return all_finite([model, state["optimizer"]])
 
 
 def _broadcast(tensors: Iterable[torch.Tensor]) -> None:

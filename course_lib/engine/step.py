@@ -171,9 +171,7 @@ def totals_over_ranks(step: Step, votes: list[float]) -> tuple[dict[str, float],
 
 
 def refuse_nonfinite(step: Step, loss: float, state: TrainState) -> None:
-    """Stop at a loss that is NaN or infinite; with a GradScaler it may be an overflow, which skips the step."""
-    if math.isfinite(loss):
-        return
+    """Stop because of a loss that is NaN or infinite, unless it is a GradScaler's overflow, which skips the step."""
     # A rank's own buffers may have overflowed while the others' have not, so the ranks must agree.
     if state.scaler is not None and all(step.world.gather(state.is_finite())):
         return

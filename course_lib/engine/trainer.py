@@ -1,5 +1,6 @@
 """Trainer.steps(): the loop's iterator, which resumes, saves and stops."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -17,6 +18,7 @@ from course_lib.engine.keeper import Hook, Keeper, Progress
 from course_lib.engine.order import Plan, Position
 from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.runlog import RunLog
+from course_lib.engine.saver import PATIENCE_S
 from course_lib.engine.shards import refuse_unfit
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
@@ -107,25 +109,25 @@ class Trainer:
         model, the optimizer and everything in the TrainState are undone. Raises Preempted after a clean stop,
         UsageError when the run directory or its snapshots cannot be used, NonFiniteError when the loss is NaN.
         """
-        with closing(self._keeper):
-            self.progress = self._keeper.resume(self.epochs, self._say)
-            if self.virtual_shards is not None:
-                self.state.broadcast_parameters()
-            if self.progress.position.epoch >= self.epochs:
-                # A process may have died between the last snapshot and the report.
-                if self.world.rank == 0 and not (Path(self.run_dir) / "report.json").exists():
-                    self._report()
-                return
-            self.world.stop.start()
-            self.world.stop.armed = True
-            self.world.stop.stop_after(self.time_limit)
-            try:
+        try:
+            with closing(self._keeper):
+                self.progress = self._keeper.resume(self.epochs, self._say)
+                if self.virtual_shards is not None:
+                    self.state.broadcast_parameters()
+                if self.progress.position.epoch >= self.epochs:
+                    # A process may have died between the last snapshot and the report.
+                    if self.world.rank == 0 and not (Path(self.run_dir) / "report.json").exists():
+                        self._report()
+                    return
+                self.world.stop.start()
+                self.world.stop.armed = True
+                self.world.stop.stop_after(self.time_limit)
                 yield from self._remaining_steps()
                 self._finish()
                 self.world.stop.armed = False
-            except GeneratorExit:  # the loop was left early: nobody looks at a request to stop any more
-                self.world.stop.armed = False
-                raise
+        except GeneratorExit:  # the loop was left early: from now on nobody looks at a request to stop
+            self.world.stop.armed = False
+            raise
 
     def _remaining_steps(self) -> Iterator[Step]:
         steps: Iterator[Step] | None = None
@@ -158,7 +160,9 @@ class Trainer:
         totals, (asked, by_agent, saved) = totals_over_ranks(step, votes)
         means = {name: total / size for name, total in totals.items()}
         totals["samples"] = float(size)
-        refuse_nonfinite(step, means.get("loss", 0.0), self.state)
+        if not math.isfinite(loss := means.get("loss", 0.0)):
+            self._keeper.saver.wait(PATIENCE_S)  # what is in flight is from before, and good
+            refuse_nonfinite(step, loss, self.state)
         running = self.progress.running
         running.update({name: running.get(name, 0.0) + total for name, total in totals.items()})
         self.progress.position = self.plan.after_step(self.progress.position)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -60,12 +61,26 @@ def withdraw(path: Path) -> None:
 
 def read_file(path: Path, most: int) -> bytes:
     """The content of a file of at most `most` bytes; OSError for anything else: a pipe or a device never ends."""
+    size = _size(path)
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size} bytes instead of at most {most}", str(path))
+    return path.read_bytes()
+
+
+def _size(path: Path) -> int:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    if facts.st_size > most:
-        raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes instead of at most {most}", str(path))
-    return path.read_bytes()
+    return facts.st_size
+
+
+def digest_file(path: Path) -> tuple[str, int]:
+    """SHA-256 in hex and size of a regular file, which need not fit into the memory."""
+    hasher, size = hashlib.sha256(), _size(path)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            hasher.update(chunk)
+    return hasher.hexdigest(), size
 
 
 def make_directory(path: Path) -> None:

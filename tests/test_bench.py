@@ -10,6 +10,7 @@ from typing import Any
 
 import helpers
 import pytest
+import torch
 from helpers import REPO
 
 BENCH = REPO / "scripts" / "bench"
@@ -153,6 +154,46 @@ def test_a_campaign_that_cannot_be_finished_in_time_fails_and_leaves_no_process(
 def test_a_number_that_makes_no_sense_is_refused(launch: Launch, name: str) -> None:
     done = launch([sys.executable, BENCH / name, "--ranks", "0"], env=helpers.torchrun_env())
     assert (done.returncode, done.output.count("\n")) == (2, 1) and "--ranks must be at least 1" in done.output
+
+
+def test_a_crash_campaign_that_finds_a_loss_says_so_and_fails(
+    bench: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    campaign, path = bench("crash_campaign"), tmp_path / "crashes.json"
+    monkeypatch.setattr(campaign, "OURS", campaign.WAYS["and fsync"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # this process goes on
+    monkeypatch.setattr(sys, "argv", ["crash_campaign.py", "--only", "images", "--every", "9", "--json", str(path)])
+    with pytest.raises(SystemExit, match="1"):
+        campaign.main()
+    result, said = json.loads(path.read_text()), capsys.readouterr().out
+    row = result["rows"]["machine dies"]
+    assert not result["passed"] and row["failures"] > 0 and row["first failures"][0] in said
+    assert "step 1 was published, and step 0 is found" in row["first failures"][0]
+
+
+def test_what_a_killed_job_lost_is_told_from_its_events(bench: Callable[[str], Any]) -> None:
+    job, kill = bench("_killed_job"), bench("_verdict").Kill(2.5, 0, 7, 0, 2.0)
+    saved = loaded(1, 2.0) | {"event": "snapshot_saved", "step": 6}
+    assert job.lost([saved, loaded(2, 3.0) | {"step": 6}], kill) is None
+    assert job.lost([saved, loaded(2, 3.0) | {"step": 7}], kill) is None
+    assert job.lost([saved, loaded(2, 3.0) | {"step": 5}], kill) == "step 6 was published, and step 5 was loaded"
+    assert job.lost([saved, loaded(1, 0.5)], kill) == "no generation came after it"
+
+
+def test_a_number_of_crashes_that_makes_no_sense_is_refused(launch: Launch) -> None:
+    done = launch([sys.executable, BENCH / "crash_campaign.py", "--job-kills", "0"], env=helpers.torchrun_env())
+    assert (done.returncode, done.output.count("\n")) == (2, 1) and "--job-kills must be at least 1" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_is_killed_while_it_saves_loses_nothing(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    command = [sys.executable, BENCH / "crash_campaign.py", "--only", "job", "--job-kills", "3", "--json", path]
+    done = launch(command, timeout=880, env=helpers.torchrun_env({"TMPDIR": str(tmp_path)}))
+    assert done.returncode == 0, done.tail()
+    row = json.loads(path.read_text())["rows"]["killed ranks of a job"]
+    assert (row["tried"], row["failures"]) == (9, 0) and row["counts"]["steps"] >= 160
 
 
 @pytest.mark.slow

@@ -450,6 +450,9 @@ for way in stalls.WAYS:
         timelines.append(stalls.measure(way, Path(place)))
 fig05_time.stalls(timelines)
 
+# %% recorded
+print(stalls.recorded_table(Path("notebooks/recorded/snapshot_stall.json")))
+
 # %% [markdown]
 # `torch.save` holds training up until the file is with the kernel, which is not yet the disk. Made durable, the same
 # costs several times as much. `async_save` of torch's own distributed checkpointing copies the state, and writes and

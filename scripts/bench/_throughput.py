@@ -40,28 +40,43 @@ def throughput(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def figures(measured: dict[str, Any]) -> dict[str, Any]:
-    """Throughput with snapshots as a share of that without, and what a snapshot adds to the steps that follow it."""
+    """Throughput with snapshots as a share of that without, and what a snapshot adds to the steps that follow it.
+
+    Each four blocks that follow one another give a ratio; the median of these counts.
+    """
     blocks = measured["blocks"]
-    kinds = {kind: [block for block in blocks if block["snapshot"] is kind] for kind in (False, True)}
-    wall, cpu = (
-        {kind: statistics.median(how_long(block) for block in of_kind) for kind, of_kind in kinds.items()}
-        for how_long in (lambda block: sum(block["step_s"]), lambda block: block["cpu_s"])
+    wall, cpu, longer = (
+        [(block["snapshot"], how_much(block)) for block in blocks]
+        for how_much in (lambda block: sum(block["step_s"]), lambda block: block["cpu_s"], excess)
     )
-    added = {kind: statistics.median(excess(block["step_s"]) for block in of_kind) for kind, of_kind in kinds.items()}
-    without = wall[False]
+    without, added = middle(wall)["without"], middle(longer)
     return {
-        "ratio": round(without / wall[True], 4),
-        "ratio_by_cpu": round(cpu[False] / cpu[True], 4),
-        "ratio_by_first_steps": round(without / (without + added[True] - added[False]), 4),
-        "block_s": {"without": round(without, 3), "with": round(wall[True], 3)},
-        "excess_s": {"without": round(added[False], 3), "with": round(added[True], 3)},
-        "block_cpu_s": {"without": round(cpu[False], 3), "with": round(cpu[True], 3)},
+        "ratio": ratio(wall),
+        "ratio_by_cpu": ratio(cpu),
+        "ratio_by_first_steps": round(without / (without + added["with"] - added["without"]), 4),
+        "block_s": middle(wall),
+        "block_cpu_s": middle(cpu),
+        "excess_s": added,
         **measured,
     }
 
 
-def excess(steps: list[float]) -> float:
-    """How much longer the first steps of a block took than as many of the others."""
+def middle(values: list[tuple[bool, float]]) -> dict[str, float]:
+    """The medians of the blocks without a snapshot and of those with one."""
+    names = {False: "without", True: "with"}
+    return {name: round(statistics.median(v for k, v in values if k is kind), 3) for kind, name in names.items()}
+
+
+def ratio(values: list[tuple[bool, float]]) -> float:
+    """What blocks without a snapshot took, as a share of what their neighbours with one took."""
+    fours = [values[first : first + 4] for first in range(0, len(values), 4)]
+    sums = [[sum(v for k, v in four if k is kind) for kind in (False, True)] for four in fours]
+    return round(statistics.median(without / with_one for without, with_one in sums), 4)
+
+
+def excess(block: dict[str, Any]) -> float:
+    """How many seconds longer the first steps of a block took than as many of the others."""
+    steps = block["step_s"]
     return sum(steps[:FIRST]) - FIRST * statistics.median(steps[FIRST:])
 
 
@@ -76,7 +91,7 @@ def show(name: str, result: dict[str, Any]) -> None:
     for (key, what), ratio in zip(lines.items(), ("ratio", "ratio_by_cpu", "ratio_by_first_steps"), strict=True):
         print(f"{what:44} {result[key]['without']:8.2f} {result[key]['with']:8.2f} {result[ratio]:11.1%}")
     stall, write = (statistics.median(result[key]) for key in ("stall_ms", "written_ms"))
-    print(f"stall {stall:.0f} ms, written after {write:.0f} ms")
+    print(f"throughput: of four neighbouring blocks each, the median; stall {stall:.0f} ms, written after {write:.0f} ms")
 
 
 def job(name: str, blocks: int, run_dir: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import datetime
 import enum
 import io
+import math
 import random
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -230,3 +231,8 @@ def test_states_of_optimizers_schedulers_and_scalers_survive_the_file() -> None:
         part.load_state_dict(file)
         assert digest(part.state_dict()) == before
     assert isinstance(schedule.state_dict()["milestones"], Counter)
+
+
+def test_finite_numbers_whose_sum_is_not_are_finite() -> None:
+    assert all_finite([torch.full((4,), 3e38), torch.full((9,), 60000.0, dtype=torch.float16)])
+    assert not all_finite(torch.tensor([math.inf, -math.inf]))

@@ -157,7 +157,7 @@ class Saver:
         self._world.store.set(f"{key}/{self._world.rank}", f"{weights} {int(finite)}")
 
     def _verdict(self, copy: dict[str, Any]) -> Verdict:
-        finite = all_finite(copy["parameters"]) and (copy["state"] is None or self._state.finite(copy["state"]))
+        finite = all_finite(copy["parameters"]) if copy["state"] is None else self._state.finite(copy["state"])
         return digest(copy["parameters"]), finite
 
     def _write(self, key: str, copy: dict[str, Any], content: dict[str, Any], facts: dict[str, Any]) -> Outcome:

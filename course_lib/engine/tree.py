@@ -86,7 +86,9 @@ def digest(tree: Any) -> str:
 def all_finite(tree: Any) -> bool:
     """Whether no floating-point tensor in the nest holds a NaN or an infinity."""
     tensors = [value for _, value in leaves(tree) if isinstance(value, torch.Tensor)]
-    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point() or t.is_complex())
+    numbers = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    # A finite sum proves it in a tenth of the time; one that isn't may have overflowed.
+    return all(bool(t.sum().isfinite()) or bool(t.isfinite().all()) for t in numbers)
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)

@@ -85,13 +85,13 @@ def show(name: str, result: dict[str, Any]) -> None:
     print(
         f"\n{name}, {RANKS} ranks, global batch {GLOBAL_BATCH[name]}, {len(result['blocks'])} blocks of {EVERY} steps"
     )
-    print(f"{'':44} {'without':>8} {'with one':>8} {'throughput':>11}")
+    print(f"{'':44} {'without':>8} {'with one':>8} {'throughput':>11}, median of the fours")
     lines = {"block_s": "seconds a block", "block_cpu_s": "CPU seconds a block, all ranks and threads"}
     lines |= {"excess_s": f"seconds that the first {FIRST} steps take longer"}
     for (key, what), ratio in zip(lines.items(), ("ratio", "ratio_by_cpu", "ratio_by_first_steps"), strict=True):
         print(f"{what:44} {result[key]['without']:8.2f} {result[key]['with']:8.2f} {result[ratio]:11.1%}")
     stall, write = (statistics.median(result[key]) for key in ("stall_ms", "written_ms"))
-    print(f"throughput: of four neighbouring blocks each, the median; stall {stall:.0f} ms, written after {write:.0f} ms")
+    print(f"stall {stall:.0f} ms, written after {write:.0f} ms")
 
 
 def job(name: str, blocks: int, run_dir: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from course_lib.engine.errors import UsageError
 from course_lib.engine.identity import Identity
 from course_lib.engine.order import Plan, Position
-from course_lib.engine.progress import LIMIT, Deaths, hopeless_step, last_words, merge
+from course_lib.engine.progress import LIMIT, Deaths, hopeless_step, last_words, merge, suspects
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.saver import Saver
 from course_lib.engine.snapshots import (
@@ -94,7 +94,9 @@ class Keeper:
 
     def _refuse_hopeless(self, found: Restored, at: Position) -> None:
         """Stop when the same step has killed several generations; the start after this one tries it again."""
-        generations = [claim.generation for claim in found.claims]
+        generations = [claim.generation for claim in suspects(found.claims)]
+        if not generations:
+            return  # most starts: no log has to be read
         deaths: Deaths = {}
         for others in self.world.gather(
             last_words(self.store.directory.parent, generations) if self.world.local_rank == 0 else {}

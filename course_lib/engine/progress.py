@@ -36,17 +36,22 @@ def merge(deaths: Deaths, others: Mapping[int, int | None]) -> None:
         deaths[generation] = None if step is None or known is None else max(known, step)
 
 
+def suspects(claims: Iterable[Claim]) -> list[Claim]:
+    """The last `LIMIT` generations, if there are as many and all are of the job that this process belongs to."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    newest = sorted(claims, key=lambda claim: -claim.generation)[:LIMIT]
+    same_job = run_id != "none" and all(claim.run_id == run_id for claim in newest)
+    return newest if len(newest) == LIMIT and same_job else []
+
+
 def hopeless_step(claims: Iterable[Claim], deaths: Deaths) -> int | None:
     """The step that the last `LIMIT` generations of this job have all died in; None if there is no such step.
 
     A job that was started anew (another TORCHELASTIC_RUN_ID) begins to count anew: somebody has looked at it.
     A torchrun without --standalone and --rdzv-id names no job, so there nothing is counted.
     """
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    newest = sorted(claims, key=lambda claim: -claim.generation)[:LIMIT]
-    steps = {deaths.get(claim.generation) for claim in newest}
-    same_job = run_id != "none" and all(claim.run_id == run_id for claim in newest)
-    return steps.pop() if len(newest) == LIMIT and same_job and len(steps) == 1 else None
+    steps = {deaths.get(claim.generation) for claim in suspects(claims)}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _tail(path: Path) -> list[Event]:

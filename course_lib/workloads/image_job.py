@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from course_lib.engine import Plan, Position, RunLog, TrainState, World, evaluate
 from course_lib.engine.report import epoch_line, write_report
-from course_lib.engine.step import Step, steps_from
+from course_lib.engine.step import Step, steps_from, totals_over_ranks
 from course_lib.workloads.data import ImageData
 from course_lib.workloads.options import DTYPES, Options
 from course_lib.workloads.vision import MOMENTUM, WEIGHT_DECAY, build_model, schedule
@@ -84,8 +84,7 @@ class Recorder:
     def step(self, step: Step, lr: float) -> None:
         """Record a step that is done: its mean loss over all ranks, and the learning rate it used."""
         size = step.samples[1] - step.samples[0]
-        names = sorted(step.totals)
-        sums = dict(zip(names, self._world.sum([step.totals[name] for name in names]), strict=True))
+        sums, _ = totals_over_ranks(step, [])
         for name, total in sums.items():
             self._totals[name] = self._totals.get(name, 0.0) + total
         now = time.monotonic()

@@ -1,6 +1,7 @@
 """One optimizer step as the training loop sees it: its micro-batches, their weights, and what they add up to."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class MicroBatch:
 
     def add(self, **sums: torch.Tensor | float) -> None:
         """Add totals over this micro-batch's samples to the step's; for loops that do their own backward."""
+        self._step.met = time.monotonic()
         for name, value in sums.items():
             # A stand-in's values count for nothing, not even when they are NaN.
             self._totals[name] = self._totals.get(name, 0.0) + (float(value) if self.count else 0.0)
@@ -74,6 +76,7 @@ class Step:
     shards: int | None = None
     warmup: bool = False
     parts: list[dict[str, float]] = field(default_factory=list)
+    met: float = 0.0  # when this rank last came out of a backward pass, where it met the others (monotonic seconds)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -95,6 +98,7 @@ class Step:
             yield MicroBatch(data, count, count / size, self)
             sums.take(shard)
         sums.finish()
+        self.met = time.monotonic()
 
     def _shares(self) -> Iterator[MicroBatch]:
         size = self.samples[1] - self.samples[0]

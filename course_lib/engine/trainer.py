@@ -22,6 +22,7 @@ from course_lib.engine.saver import PATIENCE_S
 from course_lib.engine.shards import refuse_unfit
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
+from course_lib.engine.stragglers import Stragglers
 from course_lib.engine.step import Step, refuse_nonfinite, steps_from, totals_over_ranks
 from course_lib.engine.world import World, shared
 
@@ -72,6 +73,7 @@ class Trainer:
         self._log.rank, self._log.world_size = here.rank, here.world_size  # `mp.spawn` sets no environment
         self._log("group_ready")
         self._say: Callable[[str], None] = self.say if here.rank == 0 else lambda text: None
+        self._stragglers = Stragglers(self.state.model, here, self._log, self._say)
         identity = dict(self.identity)
         if self.virtual_shards is not None:
             refuse_unfit(self.state.model, self.max_local_batch)
@@ -133,14 +135,16 @@ class Trainer:
         steps: Iterator[Step] | None = None
         while (at := self.progress.position).epoch < self.epochs:
             if not self.plan.epoch_done(at):
+                started = self._stragglers.begin()
                 if steps is None:
                     steps = self._steps(at)
                     step = next(steps)
                     yield from self._keeper.warm_up(step)
+                    started = self._stragglers.begin()
                 else:
                     step = next(steps)
                 self.hook("data", step.number)
-                started, self.progress.lr = time.monotonic(), self.state.lr
+                self.progress.lr = self.state.lr
                 # What the body draws before its first micro-batch must not depend on the past either.
                 seed_everything(self.plan.seed, step.number, self.world.rank, -1)
                 yield step
@@ -156,8 +160,10 @@ class Trainer:
     def _after_step(self, step: Step, started: float) -> None:
         """Agree on what the step was, advance, log it, and save or stop when that is due."""
         size = step.samples[1] - step.samples[0]
+        own = [0.0] * self.world.world_size
+        own[self.world.rank] = self._stragglers.own_seconds(step)
         votes = [*self._stop_votes(), self._keeper.saver.vote()]
-        totals, (asked, by_agent, saved) = totals_over_ranks(step, votes)
+        totals, (asked, by_agent, saved, *own) = totals_over_ranks(step, [*votes, *own])
         means = {name: total / size for name, total in totals.items()}
         totals["samples"] = float(size)
         if not math.isfinite(loss := means.get("loss", 0.0)):
@@ -173,8 +179,10 @@ class Trainer:
             samples=list(step.samples),
             lr=self.progress.lr,
             seconds=time.monotonic() - started,
+            own_seconds=own[self.world.rank],
             **means,
         )
+        self._stragglers.note(step.number, own)
         self._keeper.saver.settle(saved)
         # The last step's snapshot waits for the evaluation, so that a finished run is one that was evaluated.
         last = step.last_of_epoch and step.epoch == self.epochs - 1

@@ -222,7 +222,7 @@ def test_only_an_agent_above_a_worker_is_told(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if elastic:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some-run")
-    entry._stop_agent()
+    entry._stop_agent(2)
     assert sent == [(os.getppid(), signal.SIGTERM)] * signals
 
 
@@ -423,46 +423,6 @@ def worker(process: helpers.Running, rank: int) -> psutil.Process:
 
 def report(run_dir: Path) -> dict[str, Any]:
     return dict(json.loads((run_dir / "report.json").read_text()))
-
-
-def test_a_preempted_job_stops_at_one_step_and_goes_on_to_the_same_bits(
-    tmp_path: Path, running: Callable[..., Any], launch: Launch
-) -> None:
-    options, env = ("--epochs", 4, "--snapshot-every", 1000), helpers.torchrun_env()
-    assert launch(training(tmp_path / "reference", *options), env=env).returncode == 0
-    with running(training(tmp_path / "run", *options), env=env) as process:
-        process.wait_for("epoch 1/4")
-        os.kill(process.pid, signal.SIGTERM)
-        stopped = process.wait()
-    assert stopped.returncode == 1  # torchrun's, when it gets a signal
-    events = read_events(tmp_path / "run").events
-    stops = [(event["rank"], event["step"]) for event in events if event["event"] == "stop_requested"]
-    assert sorted(rank for rank, _ in stops) == [0, 1] and len({step for _, step in stops}) == 1
-    step = stops[0][1]
-    assert [e["step"] for e in events if e["event"] == "snapshot_saved"] == [step]
-    assert stopped.output.count(f"stopped as asked after {step} steps") == 1
-
-    resumed = launch(training(tmp_path / "run", *options), env=env)
-    assert resumed.returncode == 0 and f"{step} steps done" in resumed.output
-    first, second = report(tmp_path / "reference"), report(tmp_path / "run")
-    assert second["steps_replayed"] == 0
-    assert {k: first[k] for k in first if "sha256" in k} == {k: second[k] for k in second if "sha256" in k}
-
-
-@pytest.mark.parametrize(("rank", "signum"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
-def test_a_signal_to_one_worker_stops_all_and_the_agent_is_told(
-    tmp_path: Path, running: Callable[..., Any], rank: int, signum: signal.Signals
-) -> None:
-    with running(training(tmp_path, "--epochs", 500), env=helpers.torchrun_env()) as process:
-        process.wait_for("epoch 1/500")
-        worker(process, rank).send_signal(signum)
-        done = process.wait()
-    assert done.returncode == 1
-    assert done.output.count("stopped as asked after") == 1 and "Received 15 death signal" in done.output
-    events = read_events(tmp_path).events
-    stops = [(event["rank"], event["step"]) for event in events if event["event"] == "stop_requested"]
-    assert len(stops) == 2 and len({step for _, step in stops}) == 1
-    assert sum(event["event"] == "process_start" for event in events) == 2  # nothing was started again
 
 
 def test_no_worker_outlives_its_agent(tmp_path: Path, running: Callable[..., Any]) -> None:

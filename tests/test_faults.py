@@ -248,8 +248,12 @@ def test_times_counts_over_processes_and_each_strikes_once(train: Train, tmp_pat
     codes = [train("kill:times=2,step=9", rank=1, world=2, first=8)[0] for _ in range(3)]
     assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert len(list((tmp_path / "faults").iterdir())) == 2
-    _, lines = train("slow:times=5,seconds=0.001,at=eval,step=0")
-    assert [line for line in lines if "fault" in line] == ["fault kind=slow at=eval step=4"]
+
+
+@pytest.mark.parametrize(("times", "steps"), [(1, [5]), (3, [5, 6, 7])])
+def test_a_slow_rank_stays_slow_for_so_many_steps(train: Train, times: int, steps: list[int]) -> None:
+    _, lines = train(f"slow:times={times},seconds=0.001,at=forward,step=5")
+    assert [line for line in lines if "fault" in line] == [f"fault kind=slow at=forward step={n}" for n in steps]
 
 
 def test_the_other_ranks_are_spared(train: Train) -> None:

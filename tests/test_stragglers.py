@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from ranks import fine, on_ranks
-from toys import Points, Toy, events, momentum, net
 from torch.nn.parallel import DistributedDataParallel
+from toys import Points, Toy, events, momentum, net
 
 from course_lib.engine import World
 from course_lib.engine.runlog import RunLog

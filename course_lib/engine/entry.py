@@ -20,6 +20,7 @@ from course_lib.engine.runlog import RunLog
 from course_lib.engine.watchdog import is_agent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 143
+LEAVING = "COURSE_EXIT_CODES"  # names a directory when the agent, `course_lib.engine.launch`, wants to know the codes
 _PATIENCE_S, _REFUSAL_PATIENCE_S = 1.0, 15.0
 
 
@@ -44,7 +45,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         if _local_rank() == "0":
             _say(str(error))
             if error.tell_agent:
-                _stop_agent()
+                _stop_agent(code)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
@@ -58,10 +59,22 @@ def run(main: Callable[[], object]) -> NoReturn:
         _report(error)
     if code == 0:
         atexit._run_exitfuncs()
+    _leave_code(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     os._exit(code)
+
+
+def _leave_code(code: int) -> None:
+    """Tell the agent with what this process ends, when it asks: torch's own knows only who failed first."""
+    directory = os.environ.get(LEAVING)
+    if directory is not None:
+        name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{_local_rank()}"
+        with suppress(OSError):
+            whole = Path(directory, f".{name}-{os.getpid()}")
+            whole.write_text(str(code))
+            whole.replace(Path(directory, name))
 
 
 def _local_rank() -> str:
@@ -88,7 +101,7 @@ def _refuse(error: UsageError) -> None:
     line = f"error: {str(error).strip().splitlines()[-1].removeprefix(name)}"
     _say(line)
     _record(line, "")
-    _stop_agent()
+    _stop_agent(EXIT_USAGE)
 
 
 def _report(error: BaseException) -> None:
@@ -154,11 +167,12 @@ def _record(line: str, trace: str) -> None:
         whole.replace(path)
 
 
-def _stop_agent() -> None:
-    """Tell the elastic agent that started this worker to end, so that nothing is started again.
+def _stop_agent(code: int) -> None:
+    """Tell the elastic agent that started this worker, which ends with `code`, to end: nothing is started again.
 
     Only a parent whose command line says that it is an agent: it could be a shell, or a notebook's kernel.
     """
+    _leave_code(code)  # before, since the agent's answer may be the end of this process
     parent = os.getppid()
     if "TORCHELASTIC_RUN_ID" in os.environ and is_agent(parent):
         os.kill(parent, signal.SIGTERM)

@@ -35,10 +35,10 @@ class Stragglers:
         # The backward pass ends with the layer that came first, so its gradient is the last one.
         first = next((p for p in model.parameters() if p.requires_grad), None)
         if first is not None and world.world_size > 1:
-            first.register_post_accumulate_grad_hook(self._gradient_is_there)
+            first.register_post_accumulate_grad_hook(self._gradient_is_there)  # type: ignore[no-untyped-call]
 
     def begin(self) -> float:
-        """The step begins now: from here on this rank works, at first for its batch. The moment, in monotonic seconds."""
+        """The step begins now, with the rank's work for its batch; returns the moment in monotonic seconds."""
         self._begun = self._ready = time.monotonic()
         return self._begun
 
@@ -46,7 +46,7 @@ class Stragglers:
         self._ready = time.monotonic()
 
     def own_seconds(self, step: Step) -> float:
-        """What the step that ends now has cost this rank, without its wait for the others; with shards, each of them."""
+        """What the step that ends now has cost this rank without its wait for the others; of shards, each."""
         parts = max(1, len(step.counts)) if step.shards is not None else 1  # one rank may have more than another
         return (self._ready - self._begun) / parts + time.monotonic() - max(step.met, self._ready)
 
@@ -64,6 +64,6 @@ class Stragglers:
                 self._slow.add(rank)
                 self._log("straggler", step=step, slow_rank=rank, own_seconds=mine, others_seconds=others)
                 self._say(
-                    f"rank {rank} is slow: it takes {mine * 1000:.0f} ms a step by itself, the others {others * 1000:.0f} "
-                    f"(medians of {WINDOW} steps up to step {step})"
+                    f"rank {rank} is slow: it takes {mine * 1000:.0f} ms a step by itself, the others "
+                    f"{others * 1000:.0f} (medians of {WINDOW} steps up to step {step})"
                 )

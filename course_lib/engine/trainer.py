@@ -22,8 +22,8 @@ from course_lib.engine.saver import PATIENCE_S
 from course_lib.engine.shards import refuse_unfit
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.state import TrainState
-from course_lib.engine.stragglers import Stragglers
 from course_lib.engine.step import Step, refuse_nonfinite, steps_from, totals_over_ranks
+from course_lib.engine.stragglers import Stragglers
 from course_lib.engine.world import World, shared
 
 

@@ -4,11 +4,11 @@
     kill:rank=0,step=37           the same for rank 0 in step 37
     hang:how=gil,at=forward       a rank that holds the interpreter's lock for ever
     exception:at=load,times=3     three process starts in a row that fail while they load
+    slow:seconds=0.1,times=50     from step 10 on, 50 steps that take 0.1 s longer
 
-A fault happens once per run (`times` in all, at most once in each process), whatever restarts and changes of
-the world size follow. The proof that it happened outlives the process: it is a file in `RUN_DIR/faults/`.
-Step numbers are global and count from 0. `start` and `load` come once per process and ignore the step;
-`snapshot` and `eval` do not come at every step, so the first one at or after the step is taken.
+A fault happens once per run (`times` in all; but for slow, at most once in each process): a file in `RUN_DIR/faults/`
+proves it to the next process. Step numbers are global and count from 0. `start` and `load` come once per process and
+ignore the step; `snapshot` and `eval` do not come at every step: the first one at or after it is taken.
 """
 
 import ctypes
@@ -234,14 +234,14 @@ class Injector:
         return _spoil(value) if fault.kind == "nan" else value
 
     def _claim(self, point: str, step: int) -> Fault | None:
-        """The fault if it must happen here and now: at most once in this process, `times` in the run."""
-        fault = self._fault
-        if fault is None or not self._armed or point != fault.at:
+        """The fault if it must happen here and now: `times` in the run."""
+        if (fault := self._fault) is None or not self._armed or point != fault.at:
             return None
-        due = step >= fault.step if point in ("snapshot", "eval") else step == fault.step
+        lasts = fault.kind == "slow"  # for `times` steps in a row
+        due = step >= fault.step if lasts or point in ("snapshot", "eval") else step == fault.step
         if not (due or point in ("start", "load")):
             return None
-        self._armed = False
+        self._armed = lasts
         # The marker comes first: a fault that is not on record would strike again after every restart.
         if not any(_create_durably(marker) for marker in self._markers):
             return None

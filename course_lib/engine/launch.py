@@ -1,0 +1,55 @@
+"""torchrun with the exit code of its workers: `python -m course_lib.engine.launch [torchrun's options] SCRIPT …`
+
+torchrun ends with 1, whatever happened; a scheduler wants to know whether to put the job into its queue again. This is
+the same agent with the same options, and it ends with
+
+    0    when torchrun does
+    2    when the workers refused their input: another try will end alike
+    143  when the job was preempted and its snapshot is published: the same command goes on from there
+    1    for everything else
+
+For this node: on several, each agent speaks for its own workers. Each worker leaves its exit code, with `run` of
+`course_lib.engine`, where the agent finds it. Unless it is set, it also sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
+without which the loss of rank 0's node is not always survived.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from course_lib.engine.entry import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LEAVING
+
+
+def main() -> int:
+    """Be an agent, and say what became of its workers."""
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with tempfile.TemporaryDirectory(prefix="exit-codes-") as directory:
+        os.environ[LEAVING] = directory
+        try:
+            torchrun.main(sys.argv[1:])
+        except ChildFailedError as error:
+            print(error, file=sys.stderr)
+        except SignalException as error:
+            print(f"the agent was asked to end by {error.sigval.name}", file=sys.stderr)
+        else:
+            return 0
+        return outcome(Path(directory))
+
+
+def outcome(directory: Path) -> int:
+    """What the exit codes in `directory`, in files named RESTARTS-LOCAL_RANK, add up to: the last attempt's count."""
+    codes = {tuple(map(int, path.name.split("-"))): int(path.read_text()) for path in directory.glob("[0-9]*")}
+    last = max((attempt for attempt, _ in codes), default=0)
+    final = {code for (attempt, _), code in codes.items() if attempt == last}
+    if EXIT_USAGE in final:
+        return EXIT_USAGE
+    return EXIT_PREEMPTED if final == {EXIT_PREEMPTED} else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

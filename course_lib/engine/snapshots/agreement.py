@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_lib.engine.errors import UsageError
+from course_lib.engine.halves import node_range, refuse_halves
 from course_lib.engine.snapshots.heartbeat import is_live, this_machine
 from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
 from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_payload
@@ -60,13 +61,19 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
 
 
 def claim_generation(store: SnapshotStore, world: World, restored: Restored) -> Claim:
-    """The next generation, claimed by rank 0 and written down on every node; FileExistsError when another job won."""
+    """The next generation, claimed by rank 0 and written down on every node.
+
+    Raises RuntimeError on every rank when another job took it, and UsageError when the nodes share no disk and two
+    halves of them could both go on.
+    """
     parent = restored.manifest.name if restored.manifest else None
     claim = world.agree(lambda: store.claim(restored.newest_generation + 1, parent) if world.rank == 0 else None)
     claim = world.broadcast(claim)
     assert claim is not None
     # Without a shared disk each node needs the claim, or its old snapshots would still look like the newest line.
-    world.agree(lambda: store.record(claim) if world.local_rank == 0 else None)
+    there = world.agree(lambda: world.local_rank != 0 or store.record(claim))
+    if not all(world.gather(there)):
+        world.agree(lambda: refuse_halves(node_range()))
     return claim
 
 

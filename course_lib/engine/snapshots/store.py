@@ -120,13 +120,20 @@ class SnapshotStore:
                 if number is not None and int(number[1]) < generation:
                     withdraw(path)
 
-    def record(self, claim: Claim) -> None:
-        """Write a claim into this node's directory; on a shared disk it is there already."""
+    def record(self, claim: Claim) -> bool:
+        """Write a claim into this node's directory; whether it was there already, as on a shared disk."""
         path = self.directory / f"{claim.name}.claim.json"
         if path.exists() and path.read_bytes() == seal(claim):
-            return
+            return True
         make_directory(self.directory)
-        publish(path, seal(claim))
+        try:
+            publish(path, seal(claim))
+        except FileExistsError:
+            # A network file system may remember for a while that a file was not there.
+            if path.read_bytes() != seal(claim):
+                raise
+            return True
+        return False
 
     def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
         """`content` on the disk, ready to be published; takes what `write_draft` takes."""

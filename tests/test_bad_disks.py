@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import Running, running, torchrun_cmd, torchrun_env
 from jobs import SCRIPT, SHORT, assert_same_result, job, report, undisturbed
-from snapshot_tools import everything, find, names, start
+from snapshot_tools import everything, find, names, start, unreadable
 from test_bad_input import alone, refused
 from toys import Toy, events, files
 
@@ -347,16 +347,9 @@ def test_a_snapshot_that_cannot_be_read_just_now_is_reported_and_the_older_one_u
     generation = start(tmp_path)
     for step in (1, 2, 3):
         generation.save(step)
-    real = Path.read_bytes
     for suffix, code in ((".pt", errno.EIO), (".pt", errno.ESTALE), (".json", errno.EIO), (".json", errno.ESTALE)):
-
-        def broken(path: Path, suffix: str = suffix, code: int = code) -> bytes:
-            if path.name == f"gen-0001-step-00000003{suffix}":
-                raise OSError(code, os.strerror(code))
-            return real(path)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_bytes", broken)
+            unreadable(patch, f"gen-0001-step-00000003{suffix}", code)
             found = find(tmp_path)
         assert found.content["step"] == 2
         ((name, reason),) = found.skipped

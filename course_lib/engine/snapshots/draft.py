@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from course_lib.engine.snapshots.files import make_directory, temporary_for, withdraw, write_durably
+from course_lib.engine.snapshots.files import Mark, make_directory, temporary_for, withdraw, write_durably
 from course_lib.engine.snapshots.records import Claim, Manifest
 
 
@@ -20,6 +20,7 @@ class Draft:
     """A payload in a temporary file, and the manifest that it will have; `with` removes the temporary at its end."""
 
     manifest: Manifest
+    mark: Mark
     temporary: Path
     path: Path
 
@@ -30,18 +31,11 @@ class Draft:
         withdraw(self.temporary)
 
 
-def write_draft(
-    directory: Path,
-    claim: Claim,
-    content: Mapping[str, Any],
-    *,
-    step: int,
-    epoch: int,
-    world_size: int,
-    config: Mapping[str, Any],
-) -> Draft:
-    """Write `content` (tensors and plain values) as the snapshot after `step` steps; OSErrors pass through."""
-    facts: dict[str, Any] = {"step": step, "epoch": epoch, "world_size": world_size, "config": dict(config)}
+def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
+    """Write `content` (tensors and plain values) as a snapshot; OSErrors pass through.
+
+    `facts` are step, epoch, world_size and config of its manifest.
+    """
     blank = Manifest(
         generation=claim.generation,
         token=claim.token,
@@ -58,11 +52,11 @@ def write_draft(
         make_directory(directory)
     written = _Hashed()
     try:
-        write_durably(temporary, lambda file: written.save(dict(content), file))
+        mark = write_durably(temporary, lambda file: written.save(dict(content), file))
     except BaseException:
         withdraw(temporary)
         raise
-    return Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), temporary, path)
+    return Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), mark, temporary, path)
 
 
 class _Hashed:

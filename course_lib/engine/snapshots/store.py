@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,16 @@ import torch
 
 from course_lib.engine.errors import UsageError
 from course_lib.engine.snapshots.draft import Draft, write_draft
-from course_lib.engine.snapshots.files import digest_file, give_name, make_directory, publish, read_file, withdraw
+from course_lib.engine.snapshots.files import (
+    Mark,
+    give_name,
+    make_directory,
+    mark,
+    publish,
+    read_file,
+    read_pieces,
+    withdraw,
+)
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -59,7 +68,7 @@ class SnapshotStore:
             raise UsageError(f"--keep must be at least 1, not {keep}")
         self.directory = Path(run_dir) / "snapshots"
         self.keep = keep
-        self._verified: set[str] = set()
+        self._good: dict[str, Mark] = {}  # snapshots that this process has read or written, as they were then
 
     def listing(self) -> Listing:
         """What is in the directory now; reads manifests and claims, no payloads, and writes nothing."""
@@ -84,17 +93,30 @@ class SnapshotStore:
 
     def read(self, manifest: Manifest) -> bytes:
         """The payload, after every byte of it has been checked; raises BadSnapshot."""
-        path = self.directory / f"{manifest.name}.pt"
+        content = io.BytesIO()
+        self._check(manifest, content.write)
+        return content.getvalue()
+
+    def _check(self, manifest: Manifest, take: Callable[[bytes], object]) -> None:
+        """Read a payload, piece by piece, and remember that it is good; raises BadSnapshot."""
+        path = self._payload(manifest)
+        hasher, size = hashlib.sha256(), 0
         try:
-            content = read_file(path, manifest.bytes)
+            found = mark(path.stat())
+            for piece in read_pieces(path, manifest.bytes):
+                hasher.update(piece)
+                size += len(piece)
+                take(piece)
         except OSError as error:
             raise BadSnapshot(f"{path.name} cannot be read: {error.strerror}") from None
-        if len(content) != manifest.bytes:
-            raise BadSnapshot(f"{path.name} has {len(content)} bytes instead of {manifest.bytes}")
-        if hashlib.sha256(content).hexdigest() != manifest.sha256:
+        if size != manifest.bytes:
+            raise BadSnapshot(f"{path.name} has {size} bytes instead of {manifest.bytes}")
+        if hasher.hexdigest() != manifest.sha256:
             raise BadSnapshot(f"{path.name} does not match its digest")
-        self._verified.add(manifest.name)
-        return content
+        self._good[manifest.name] = found
+
+    def _payload(self, manifest: Manifest) -> Path:
+        return self.directory / f"{manifest.name}.pt"
 
     def claim(self, generation: int, parent: str | None) -> Claim:
         """Claim `generation`; raises FileExistsError when somebody has it, UsageError when nothing can be written."""
@@ -137,6 +159,7 @@ class SnapshotStore:
     def publish(self, draft: Draft) -> None:
         """Give a draft its name and its manifest, and retire old snapshots; OSErrors pass through."""
         give_name(draft.temporary, draft.path)
+        self._good[draft.manifest.name] = draft.mark
         try:
             publish(draft.path.with_suffix(".json"), seal(draft.manifest))
         except OSError:
@@ -176,12 +199,15 @@ class SnapshotStore:
                 withdraw(path)
 
     def _is_good(self, manifest: Manifest) -> bool:
-        """Whether a snapshot is sound; each is read once by a process, then remembered."""
-        if manifest.name not in self._verified:
-            with contextlib.suppress(OSError):
-                if digest_file(self.directory / f"{manifest.name}.pt") == (manifest.sha256, manifest.bytes):
-                    self._verified.add(manifest.name)
-        return manifest.name in self._verified
+        """Whether a snapshot is sound. A process reads each once, and not at all what it has written itself.
+
+        To read that back so soon would find the memory's copy, not the disk's, which has reported no error.
+        """
+        with contextlib.suppress(OSError, BadSnapshot):
+            if self._good.get(manifest.name) != mark(self._payload(manifest).stat()):
+                self._check(manifest, len)
+            return True
+        return False
 
 
 def open_payload(content: bytes) -> dict[str, Any]:

@@ -91,10 +91,10 @@ class SnapshotStore:
         orphans = tuple(name for name in payloads if name not in known and parse_name(name))
         return Listing(tuple(claims), tuple(manifests), tuple(rejected), orphans)
 
-    def read(self, manifest: Manifest) -> bytes:
-        """The payload, after every byte of it has been checked; raises BadSnapshot."""
+    def read(self, manifest: Manifest, came: Callable[[], object] = lambda: None) -> bytes:
+        """The payload, after every byte of it has been checked; calls `came` for each piece; raises BadSnapshot."""
         content = io.BytesIO()
-        self._check(manifest, content.write)
+        self._check(manifest, lambda piece: (content.write(piece), came()))
         return content.getvalue()
 
     def _check(self, manifest: Manifest, take: Callable[[bytes], object]) -> None:

@@ -305,12 +305,14 @@ class Vanishing(Toy):
 
 @pytest.mark.parametrize("gone", ["snapshots", "."])
 def test_a_directory_that_is_moved_away_is_made_again_and_both_parts_fit_together(
-    tmp_path: Path, whole: tuple[str, str], gone: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: tuple[str, str], gone: str
 ) -> None:
     run_dir, away = tmp_path / "run", tmp_path / "away"
     toy = Vanishing(run_dir)
     toy.acts = {4: lambda: (run_dir / gone).rename(away)}
     assert toy.run().digests() == whole
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"the directory {run_dir / 'snapshots'} had vanished, with the snapshots in it: it was made anew"
     assert steps_on_disk(run_dir) == [6, 9, 10]
     again = Toy(run_dir, epochs=3).run()
     assert sorted(again.losses) == list(range(10, 15))

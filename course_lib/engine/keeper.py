@@ -10,13 +10,7 @@ from course_lib.engine.order import Plan, Position
 from course_lib.engine.progress import LIMIT, Deaths, hopeless_step, last_words, merge, suspects
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.saver import Saver
-from course_lib.engine.snapshots import (
-    Heartbeat,
-    Restored,
-    SnapshotStore,
-    claim_generation,
-    find_snapshot,
-)
+from course_lib.engine.snapshots import Heartbeat, Restored, SnapshotStore, claim_generation, find_snapshot
 from course_lib.engine.state import TrainState
 from course_lib.engine.step import Step
 from course_lib.engine.tree import HostCopy, portable
@@ -35,31 +29,20 @@ class Progress:
     lr: float = 0.0
 
 
+@dataclass
 class Keeper:
     """Keeps a run's state in snapshots, as one generation of it."""
 
-    def __init__(
-        self,
-        world: World,
-        state: TrainState,
-        store: SnapshotStore,
-        log: RunLog,
-        hook: Hook,
-        *,
-        plan: Plan,
-        strict: bool,
-        identity: Identity,
-    ) -> None:
-        self.world = world
-        self.state = state
-        self.store = store
-        self.log = log
-        self._hook = hook
-        self._plan = plan
-        self._strict = strict
-        self._identity = identity
-        self._saver: Saver | None = None
-        self._heartbeat: Heartbeat | None = None
+    world: World
+    state: TrainState
+    store: SnapshotStore
+    log: RunLog
+    hook: Hook
+    plan: Plan
+    strict: bool
+    identity: Identity
+    _saver: Saver | None = field(default=None, init=False)
+    _heartbeat: Heartbeat | None = field(default=None, init=False)
 
     @property
     def saver(self) -> Saver:
@@ -79,17 +62,17 @@ class Keeper:
             if (done := progress.position.epoch) >= epochs:
                 say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
                 return progress
-            notes += self._identity.changes(found.content, found.manifest, self.world)
+            notes += self.identity.changes(found.content, found.manifest, self.world)
         claim = claim_generation(self.store, self.world, found)
         self.world = replace(self.world, generation=claim.generation)
         self.log.generation = claim.generation
         self.log.open()
         if self.world.rank == 0:
             self._heartbeat = Heartbeat(self.store.directory, claim)
-        self._saver = Saver(self.world, self.state, self.store, claim, self.log, self._strict)
+        self._saver = Saver(self.world, self.state, self.store, claim, self.log, self.strict)
         self._log_resume(found, progress, notes, say)
         self._refuse_hopeless(found, progress.position)
-        self._hook("load", progress.position.step)
+        self.hook("load", progress.position.step)
         return progress
 
     def _refuse_hopeless(self, found: Restored, at: Position) -> None:
@@ -106,11 +89,11 @@ class Keeper:
         if step is None:
             return
         while at.step < step:
-            at = self._plan.next_epoch(at) if self._plan.epoch_done(at) else self._plan.after_step(at)
-        if self._plan.epoch_done(at):  # in the next epoch's first step, or in the evaluation before it
-            at = self._plan.next_epoch(at)
-        low, high = self._plan.batch(at)
-        indices = self._plan.permutation(at.epoch)[low:high].tolist()
+            at = self.plan.next_epoch(at) if self.plan.epoch_done(at) else self.plan.after_step(at)
+        if self.plan.epoch_done(at):  # in the next epoch's first step, or in the evaluation before it
+            at = self.plan.next_epoch(at)
+        low, high = self.plan.batch(at)
+        indices = self.plan.permutation(at.epoch)[low:high].tolist()
         self.log("no_progress", step=step, epoch=at.epoch, indices=indices)
         shown = ", ".join(map(str, indices[:16])) + ", …" * (len(indices) > 16)
         raise shared(
@@ -121,7 +104,7 @@ class Keeper:
         )
 
     def _refuse_another_job(self, found: Restored) -> None:
-        differences = self._identity.differences(found.content)
+        differences = self.identity.differences(found.content)
         if differences:
             raise shared(
                 UsageError(
@@ -152,7 +135,7 @@ class Keeper:
         before = HostCopy()(self.state.state_dict())  # in host memory: a GPU may have no room for a second state
         step.warmup = True
         self.log("warm_up", step=step.number)
-        self._hook("warmup", step.number)
+        self.hook("warmup", step.number)
         yield step
         step.warmup = False
         step.parts.clear()
@@ -164,15 +147,15 @@ class Keeper:
     def save(self, progress: Progress) -> None:
         """Begin a snapshot of this moment, on all ranks together; once for each step."""
         position = progress.position
-        facts = {"epoch": position.epoch, "world_size": self.world.world_size, "config": self._identity.config}
+        facts = {"epoch": position.epoch, "world_size": self.world.world_size, "config": self.identity.config}
         if self.saver.save(position.step, lambda: self._content(progress), **facts):
-            self._hook("snapshot", position.step)
+            self.hook("snapshot", position.step)
 
     def _content(self, progress: Progress) -> dict[str, Any]:
         return {
             "progress": portable(asdict(progress), "progress"),
-            "identity": self._identity.fixed,
-            "settings": self._identity.settings,
+            "identity": self.identity.fixed,
+            "settings": self.identity.settings,
         }
 
     def saved(self, progress: Progress) -> bool:

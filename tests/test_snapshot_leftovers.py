@@ -79,7 +79,7 @@ def test_a_claim_stands_although_the_left_overs_cannot_be_listed(
         raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patch:
-        patch.setattr(SnapshotStore, "_sweep", refuse)
+        patch.setattr("course_lib.engine.snapshots.store.left_over", refuse)
         generation = start(tmp_path)
     assert generation.claim.generation == 2
     generation.save(2)

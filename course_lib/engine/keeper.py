@@ -1,6 +1,7 @@
 """What the trainer does with snapshots: resume from one, write one, and undo a throw-away step."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -41,14 +42,8 @@ class Keeper:
     plan: Plan
     strict: bool
     identity: Identity
-    _saver: Saver | None = field(default=None, init=False)
-    _heartbeat: Heartbeat | None = field(default=None, init=False)
-
-    @property
-    def saver(self) -> Saver:
-        """What writes this generation's snapshots, once `resume` has claimed it."""
-        assert self._saver is not None
-        return self._saver
+    saver: Saver = field(init=False)  # it writes this generation's snapshots, once `resume` has claimed it
+    _end: ExitStack = field(default_factory=ExitStack, init=False)
 
     def resume(self, epochs: int, say: Callable[[str], None]) -> Progress:
         """Restore the newest good snapshot and claim the next generation; when all is done, claim nothing."""
@@ -57,7 +52,13 @@ class Keeper:
         notes: list[str] = []
         if found.manifest is not None:
             progress = _progress(found.content)
-            self._refuse_another_job(found)
+            if differences := self.identity.differences(found.content):
+                raise shared(
+                    UsageError(
+                        f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences[:5])}): "
+                        "use the options it had, or another --run-dir"
+                    )
+                )
             notes = self.state.load_state_dict(found.content["state"])
             if (done := progress.position.epoch) >= epochs:
                 say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
@@ -68,8 +69,9 @@ class Keeper:
         self.log.generation = claim.generation
         self.log.open()
         if self.world.rank == 0:
-            self._heartbeat = Heartbeat(self.store.directory, claim)
-        self._saver = Saver(self.world, self.state, self.store, claim, self.log, self.strict)
+            self._end.callback(Heartbeat(self.store.directory, claim).stop)
+        self.saver = Saver(self.world, self.state, self.store, claim, self.log, self.strict)
+        self._end.callback(self.saver.close)
         self._log_resume(found, progress, notes, say)
         self._refuse_hopeless(found, progress.position)
         self.hook("load", progress.position.step)
@@ -102,16 +104,6 @@ class Keeper:
                 "no progress, so the job stops; the event log has each rank's last words; mend the cause, start again"
             )
         )
-
-    def _refuse_another_job(self, found: Restored) -> None:
-        differences = self.identity.differences(found.content)
-        if differences:
-            raise shared(
-                UsageError(
-                    f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences[:5])}): "
-                    "use the options it had, or another --run-dir"
-                )
-            )
 
     def _log_resume(self, found: Restored, progress: Progress, notes: list[str], say: Callable[[str], None]) -> None:
         for bad, reason in found.skipped:
@@ -167,10 +159,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the generation in order."""
-        if self._saver is not None:
-            self._saver.close()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        self._end.close()
 
 
 def _progress(content: Mapping[str, Any]) -> Progress:

@@ -3,10 +3,9 @@
 import io
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -126,30 +125,25 @@ def _by_all(
     of a collective, and one that dies or hangs is still noticed. It calls `came` with each bit of progress; a rank
     on which there was none for `silence_s` seconds does without.
     """
-    answer: Future[tuple[T | None, str]] = Future()
     last = time.monotonic()
 
     def came() -> None:
         nonlocal last
         last = time.monotonic()
 
-    def do() -> None:
-        try:
-            answer.set_result((work(came), ""))
-        except BadSnapshot as error:
-            answer.set_result((None, str(error)))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=do, daemon=True).start()  # a process that leaves does not wait for it
+    answer = ThreadPoolExecutor(1).submit(work, came)
     reasons: list[str | None] = [None]
     while None in reasons:
         wait([answer], _SLICE_S)
-        result, reason = answer.result() if answer.done() else (None, None)
-        if reason is None and time.monotonic() - last > silence_s:
+        reason = None
+        if answer.done():
+            if (error := answer.exception()) and not isinstance(error, BadSnapshot):
+                raise error
+            reason = str(error or "")
+        elif time.monotonic() - last > silence_s:
             reason = f"the disk has given nothing for {silence_s:g} s"
         reasons = world.gather(reason)
-    return result, [reason or "" for reason in reasons]
+    return (None if reason else answer.result()), [reason or "" for reason in reasons]
 
 
 def _sent(world: World, payload: bytes | None, size: int, source: int) -> bytes:

@@ -3,10 +3,9 @@
 import contextlib
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 import torch
@@ -17,24 +16,19 @@ from course_lib.engine.snapshots.records import Claim, Manifest
 
 @dataclass(frozen=True)
 class Draft:
-    """A payload in a temporary file, and the manifest that it will have; `with` removes the temporary at its end."""
+    """A payload in a temporary file, with the mark that it has there, and the manifest that it will have."""
 
     manifest: Manifest
     mark: Mark
     temporary: Path
     path: Path
 
-    def __enter__(self) -> "Draft":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        withdraw(self.temporary)
-
-
-def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
+@contextlib.contextmanager
+def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Iterator[Draft]:
     """Write `content` (tensors and plain values) as a snapshot; OSErrors pass through.
 
-    `facts` are step, epoch, world_size and config of its manifest.
+    `facts` are step, epoch, world_size and config of its manifest. The temporary is removed at the block's end.
     """
     blank = Manifest(
         generation=claim.generation,
@@ -53,10 +47,9 @@ def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **fac
     written = _Hashed()
     try:
         mark = write_durably(temporary, lambda file: written.save(dict(content), file))
-    except BaseException:
+        yield Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), mark, temporary, path)
+    finally:
         withdraw(temporary)
-        raise
-    return Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), mark, temporary, path)
 
 
 class _Hashed:

@@ -1,6 +1,5 @@
 """The directory of snapshots: what is there, what of it can be trusted, and one more."""
 
-import contextlib
 import hashlib
 import io
 import os
@@ -8,6 +7,7 @@ import re
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,17 +130,11 @@ class SnapshotStore:
                 f"cannot write to the run directory {self.directory.parent} ({error.strerror}): "
                 "free it, or give another --run-dir"
             ) from None
-        with contextlib.suppress(OSError):
-            self._sweep(generation)  # the generation is claimed, whatever becomes of what others have left
+        with suppress(OSError):
+            # The generation is claimed, whatever becomes of what others have left: they can publish nothing of use now.
+            for path in left_over(self.directory, generation - 1):
+                withdraw(path)
         return claim
-
-    def _sweep(self, generation: int) -> None:
-        """Remove what dead generations left half done. One that still lives can no longer publish anything of use."""
-        for pattern in (".gen-*.tmp", "gen-*.beat"):
-            for path in self.directory.glob(pattern):
-                number = re.match(r"\.?gen-(\d+)", path.name)
-                if number is not None and int(number[1]) < generation:
-                    withdraw(path)
 
     def record(self, claim: Claim) -> None:
         """Write a claim into this node's directory; on a shared disk it is there already."""
@@ -150,9 +144,9 @@ class SnapshotStore:
         make_directory(self.directory)
         publish(path, seal(claim))
 
-    def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
+    def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> AbstractContextManager[Draft]:
         """`content` on the disk, ready to be published; takes what `write_draft` takes."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._retire(claim.generation)  # one that died before it could has left more than there may be room for
         return write_draft(self.directory, claim, content, **facts)
 
@@ -165,7 +159,7 @@ class SnapshotStore:
         except OSError:
             withdraw(draft.path)  # or it would be in the way of another try
             raise
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._retire(draft.manifest.generation)  # the snapshot is published, whatever becomes of the old ones
 
     def save(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Manifest:
@@ -203,11 +197,19 @@ class SnapshotStore:
 
         To read that back so soon would find the memory's copy, not the disk's, which has reported no error.
         """
-        with contextlib.suppress(OSError, BadSnapshot):
+        with suppress(OSError, BadSnapshot):
             if self._good.get(manifest.name) != mark(self._payload(manifest).stat()):
                 self._check(manifest, len)
             return True
         return False
+
+
+def left_over(directory: Path, generation: int) -> list[Path]:
+    """What generations up to this one have left half done: temporary files, and the counters of who died."""
+    numbered = (
+        (re.fullmatch(r"\.gen-(\d+)\D.*\.tmp|gen-(\d+)\.beat", path.name), path) for path in directory.iterdir()
+    )
+    return [path for match, path in numbered if match and int(match[1] or match[2]) <= generation]
 
 
 def open_payload(content: bytes) -> dict[str, Any]:

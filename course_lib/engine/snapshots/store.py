@@ -15,17 +15,8 @@ from typing import Any
 import torch
 
 from course_lib.engine.errors import UsageError
+from course_lib.engine.snapshots import files
 from course_lib.engine.snapshots.draft import Draft, write_draft
-from course_lib.engine.snapshots.files import (
-    Mark,
-    give_name,
-    make_directory,
-    mark,
-    publish,
-    read_file,
-    read_pieces,
-    withdraw,
-)
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -68,7 +59,7 @@ class SnapshotStore:
             raise UsageError(f"--keep must be at least 1, not {keep}")
         self.directory = Path(run_dir) / "snapshots"
         self.keep = keep
-        self._good: dict[str, Mark] = {}  # snapshots that this process has read or written, as they were then
+        self._good: dict[str, files.Mark] = {}  # by its digest, the file that this process has read or written
 
     def listing(self) -> Listing:
         """What is in the directory now; reads manifests and claims, no payloads, and writes nothing."""
@@ -81,9 +72,9 @@ class SnapshotStore:
                 continue  # somebody's own file
             try:
                 if name.endswith(".claim"):
-                    claims.append(unseal_claim(read_file(path, _RECORD_LIMIT), name))
+                    claims.append(unseal_claim(files.read_file(path, _RECORD_LIMIT), name))
                 else:
-                    manifests.append(unseal_manifest(read_file(path, _RECORD_LIMIT), name))
+                    manifests.append(unseal_manifest(files.read_file(path, _RECORD_LIMIT), name))
             except (BadSnapshot, OSError) as error:
                 rejected.append((name, str(error)))
         known = {m.name for m in manifests} | {name for name, _ in rejected}
@@ -102,8 +93,8 @@ class SnapshotStore:
         path = self._payload(manifest)
         hasher, size = hashlib.sha256(), 0
         try:
-            found = mark(path.stat())
-            for piece in read_pieces(path, manifest.bytes):
+            found = files.mark(path.stat())
+            for piece in files.read_pieces(path, manifest.bytes):
                 hasher.update(piece)
                 size += len(piece)
                 take(piece)
@@ -113,7 +104,7 @@ class SnapshotStore:
             raise BadSnapshot(f"{path.name} has {size} bytes instead of {manifest.bytes}")
         if hasher.hexdigest() != manifest.sha256:
             raise BadSnapshot(f"{path.name} does not match its digest")
-        self._good[manifest.name] = found
+        self._good[manifest.sha256] = found
 
     def _payload(self, manifest: Manifest) -> Path:
         return self.directory / f"{manifest.name}.pt"
@@ -133,7 +124,7 @@ class SnapshotStore:
         with suppress(OSError):
             # The generation is claimed, whatever becomes of what others have left: they can publish nothing of use now.
             for path in left_over(self.directory, generation - 1):
-                withdraw(path)
+                files.withdraw(path)
         return claim
 
     def record(self, claim: Claim) -> None:
@@ -141,8 +132,8 @@ class SnapshotStore:
         path = self.directory / f"{claim.name}.claim.json"
         if path.exists() and path.read_bytes() == seal(claim):
             return
-        make_directory(self.directory)
-        publish(path, seal(claim))
+        files.make_directory(self.directory)
+        files.publish(path, seal(claim))
 
     def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> AbstractContextManager[Draft]:
         """`content` on the disk, ready to be published; takes what `write_draft` takes."""
@@ -152,12 +143,12 @@ class SnapshotStore:
 
     def publish(self, draft: Draft) -> None:
         """Give a draft its name and its manifest, and retire old snapshots; OSErrors pass through."""
-        give_name(draft.temporary, draft.path)
-        self._good[draft.manifest.name] = draft.mark
+        files.give_name(draft.temporary, draft.path)
+        self._good[draft.manifest.sha256] = draft.mark
         try:
-            publish(draft.path.with_suffix(".json"), seal(draft.manifest))
+            files.publish(draft.path.with_suffix(".json"), seal(draft.manifest))
         except OSError:
-            withdraw(draft.path)  # or it would be in the way of another try
+            files.withdraw(draft.path)  # or it would be in the way of another try
             raise
         with suppress(OSError):
             self._retire(draft.manifest.generation)  # the snapshot is published, whatever becomes of the old ones
@@ -190,7 +181,7 @@ class SnapshotStore:
             # An older generation's payload whose manifest never came is left over from its death.
             mine = place is not None and place[0] <= generation and path.suffix in (".pt", ".json")
             if mine and path.stem not in kept:
-                withdraw(path)
+                files.withdraw(path)
 
     def _is_good(self, manifest: Manifest) -> bool:
         """Whether a snapshot is sound. A process reads each once, and not at all what it has written itself.
@@ -198,7 +189,7 @@ class SnapshotStore:
         To read that back so soon would find the memory's copy, not the disk's, which has reported no error.
         """
         with suppress(OSError, BadSnapshot):
-            if self._good.get(manifest.name) != mark(self._payload(manifest).stat()):
+            if self._good.get(manifest.sha256) != files.mark(self._payload(manifest).stat()):
                 self._check(manifest, len)
             return True
         return False

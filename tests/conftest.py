@@ -1,9 +1,11 @@
-"""Fixtures: the helpers, working in the test's own directory."""
+"""Fixtures: the helpers, working in the test's own directory, and the modules of the benchmarks."""
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import helpers
 import pytest
@@ -12,6 +14,13 @@ from hypothesis import HealthCheck, settings
 # A shared two-core machine is slow now and then: no example fails for the time that it took.
 settings.register_profile("course", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("course")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of scripts/bench, as a program there would."""
+    monkeypatch.syspath_prepend(str(helpers.BENCH))
+    return importlib.import_module
 
 
 @pytest.fixture

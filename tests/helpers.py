@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
+BENCH = REPO / "scripts" / "bench"
 MARK = "COURSE_TEST_MARK"
 GRACE = 5.0  # seconds that descendants have to leave after the process that was waited for
 TAIL = 50  # lines of output that a failure shows

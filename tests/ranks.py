@@ -15,7 +15,13 @@ from torch._C._distributed_c10d import TCPStore
 from course_lib.engine import open_world
 
 
-def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+def on_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 60.0,
+    collective_timeout_s: float = 20.0,
+) -> list[Any]:
     """What `function(world, *args)` returned on each gloo rank, or the exception that it raised there.
 
     The ranks are forked from a server that has imported torch but never used it, which takes a tenth of the time
@@ -28,7 +34,9 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout:
     with tempfile.TemporaryDirectory() as directory:
         paths = [Path(directory, str(rank)) for rank in range(world_size)]
         processes = [
-            context.Process(target=_rank, args=(rank, world_size, store.port, path, function, args))
+            context.Process(
+                target=_rank, args=(rank, world_size, store.port, path, collective_timeout_s, function, args)
+            )
             for rank, path in enumerate(paths)
         ]
         try:
@@ -47,13 +55,24 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout:
 
 
 def _rank(
-    rank: int, world_size: int, port: int, path: Path, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    world_size: int,
+    port: int,
+    path: Path,
+    collective_timeout_s: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     try:
         master = ("127.0.0.1", port)
         with open_world(
-            "cpu", rank=rank, world_size=world_size, master=master, collective_timeout_s=20, start_timeout_s=40
+            "cpu",
+            rank=rank,
+            world_size=world_size,
+            master=master,
+            collective_timeout_s=collective_timeout_s,
+            start_timeout_s=40,
         ) as world:
             outcome = function(world, *args)
     except Exception as error:

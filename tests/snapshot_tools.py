@@ -1,6 +1,8 @@
 """What the tests of snapshots share: generations, damage, and ranks that are threads of one process."""
 
+import errno
 import io
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from course_lib.engine.snapshots import Claim, Draft, Manifest, Restored, SnapshotStore, claim_generation, find_snapshot
@@ -73,6 +76,18 @@ def flip(path: Path, position: int, mask: int = 1) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= mask
     path.write_bytes(content)
+
+
+def unreadable(patch: pytest.MonkeyPatch, name: str, code: int = errno.ESTALE) -> None:
+    """The file `name` cannot be opened, wherever it is."""
+    real = Path.open
+
+    def opened(path: Path, *args: Any, **how: Any) -> Any:
+        if path.name == name:
+            raise OSError(code, os.strerror(code))
+        return real(path, *args, **how)
+
+    patch.setattr(Path, "open", opened)
 
 
 def forge(run_dir: Path, manifest: Manifest, content: Any) -> None:

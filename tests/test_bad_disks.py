@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from helpers import Running, running, torchrun_cmd, torchrun_env
 from jobs import SCRIPT, SHORT, assert_same_result, job, report, undisturbed
-from snapshot_tools import everything, find, names, start
+from snapshot_tools import everything, find, names, start, unreadable
 from test_bad_input import alone, refused
 from toys import Toy, events, files
 
@@ -305,12 +305,14 @@ class Vanishing(Toy):
 
 @pytest.mark.parametrize("gone", ["snapshots", "."])
 def test_a_directory_that_is_moved_away_is_made_again_and_both_parts_fit_together(
-    tmp_path: Path, whole: tuple[str, str], gone: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: tuple[str, str], gone: str
 ) -> None:
     run_dir, away = tmp_path / "run", tmp_path / "away"
     toy = Vanishing(run_dir)
     toy.acts = {4: lambda: (run_dir / gone).rename(away)}
     assert toy.run().digests() == whole
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"the directory {run_dir / 'snapshots'} had vanished, with the snapshots in it: it was made anew"
     assert steps_on_disk(run_dir) == [6, 9, 10]
     again = Toy(run_dir, epochs=3).run()
     assert sorted(again.losses) == list(range(10, 15))
@@ -347,16 +349,9 @@ def test_a_snapshot_that_cannot_be_read_just_now_is_reported_and_the_older_one_u
     generation = start(tmp_path)
     for step in (1, 2, 3):
         generation.save(step)
-    real = Path.read_bytes
     for suffix, code in ((".pt", errno.EIO), (".pt", errno.ESTALE), (".json", errno.EIO), (".json", errno.ESTALE)):
-
-        def broken(path: Path, suffix: str = suffix, code: int = code) -> bytes:
-            if path.name == f"gen-0001-step-00000003{suffix}":
-                raise OSError(code, os.strerror(code))
-            return real(path)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "read_bytes", broken)
+            unreadable(patch, f"gen-0001-step-00000003{suffix}", code)
             found = find(tmp_path)
         assert found.content["step"] == 2
         ((name, reason),) = found.skipped

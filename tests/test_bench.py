@@ -1,7 +1,6 @@
 """The campaigns: that their verdicts can be bad ones, and a short run of each."""
 
 import copy
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -11,17 +10,9 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from helpers import REPO
+from helpers import BENCH
 
-BENCH = REPO / "scripts" / "bench"
 Launch = Callable[..., helpers.Completed]
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of scripts/bench, as a program there would."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module
 
 
 def step(number: int, generation: int, t: float, epoch: int = 0, low: int = 0, high: int = 0) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from helpers import REPO
 
 from course_lib.engine.snapshots import Draft, SnapshotStore
 from course_lib.engine.snapshots import files as store_files
-from course_lib.engine.snapshots import store as store_module
 from course_lib.engine.snapshots.files import publish, withdraw
 from course_lib.engine.snapshots.records import seal
 from course_lib.lab.crash_trials import Found, Tally, Trial, machine_dies
@@ -68,7 +67,7 @@ def without_a_sync_of_the_names(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_a_sync_of_the_folders_above(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store_module, "make_directory", lambda path: path.mkdir(parents=True, exist_ok=True))
+    patch.setattr(store_files, "make_directory", lambda path: path.mkdir(parents=True, exist_ok=True))
 
 
 def with_the_manifest_first(patch: pytest.MonkeyPatch) -> None:

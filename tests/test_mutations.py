@@ -1,6 +1,5 @@
 """Ten thousand damaged files: each is noticed, the right older snapshot loaded, and nothing starts from scratch."""
 
-import importlib
 import io
 import json
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import REPO, launch
+from helpers import BENCH, launch
 from snapshot_tools import Generation, everything, find, flip, forge, found_name, start
 from test_bad_input import alone, refused
 
@@ -22,16 +21,13 @@ from course_lib.engine.snapshots import Restored, SnapshotStore, find_snapshot
 from course_lib.engine.snapshots.files import read_file
 from course_lib.engine.snapshots.heartbeat import beat_path, is_live
 
-BENCH = REPO / "scripts" / "bench"
-
 
 @pytest.fixture
-def mutations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def mutations(bench: Callable[[str], Any]) -> Iterator[Any]:
     """The module scripts/bench/mutations.py, with one thread, as it runs by itself."""
-    monkeypatch.syspath_prepend(str(BENCH))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield importlib.import_module("mutations")
+    yield bench("mutations")
     torch.set_num_threads(threads)
 
 
@@ -57,7 +53,7 @@ def test_ten_thousand_damages_are_noticed(tmp_path: Path) -> None:
 
 def without_digests(patch: pytest.MonkeyPatch) -> None:
     # It may well be a device without an end, so this much care it keeps.
-    patch.setattr(SnapshotStore, "read", lambda store, m: read_file(store.directory / f"{m.name}.pt", 2**20))
+    patch.setattr(SnapshotStore, "read", lambda store, m, *_: read_file(store.directory / f"{m.name}.pt", 2**20))
 
 
 def without_seals(patch: pytest.MonkeyPatch) -> None:

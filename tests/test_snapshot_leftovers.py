@@ -11,7 +11,6 @@ from snapshot_tools import everything, find, found_name, names, start
 
 from course_lib.engine.snapshots import SnapshotStore
 from course_lib.engine.snapshots import files as store_files
-from course_lib.engine.snapshots import store as store_module
 
 
 class Dead(BaseException):
@@ -29,7 +28,7 @@ def test_a_payload_that_was_left_without_its_manifest_goes_with_the_next_save(
     for number in range(6):
         generation = start(tmp_path, keep=2)
         with monkeypatch.context() as patch, suppress(Dead):
-            patch.setattr(store_module, "publish", die)
+            patch.setattr(store_files, "publish", die)
             generation.save(2 + number)
         assert len(names(tmp_path)) == 2 and found_name(tmp_path) == "gen-0001-step-00000001"
 
@@ -79,7 +78,7 @@ def test_a_claim_stands_although_the_left_overs_cannot_be_listed(
         raise OSError(5, os.strerror(5))
 
     with monkeypatch.context() as patch:
-        patch.setattr(SnapshotStore, "_sweep", refuse)
+        patch.setattr("course_lib.engine.snapshots.store.left_over", refuse)
         generation = start(tmp_path)
     assert generation.claim.generation == 2
     generation.save(2)

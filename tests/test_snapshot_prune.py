@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_tools import NEW, OLD, SUPERSEDED, command, file, refusal, states, three_snapshots
 from helpers import Running
-from snapshot_tools import Generation, everything, find, flip, found_name, names, start
+from snapshot_tools import Generation, everything, find, flip, found_name, names, start, unreadable
 from test_snapshot_damage import DAMAGES
 from test_snapshot_live import holder
 
@@ -201,15 +201,8 @@ def test_prune_settles_after_the_next_start(tmp_path: Path) -> None:
 def test_prune_keeps_a_manifest_that_cannot_be_read_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generation = start(tmp_path)
     one, two = generation.save(1).name, generation.save(2).name
-    real = Path.read_bytes
-
-    def stale(path: Path) -> bytes:
-        if path.name == f"{one}.json":
-            raise OSError(116, os.strerror(116))
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", stale)
+        unreadable(patch, f"{one}.json")
         assert command("prune", tmp_path, "--keep", 1) == (0, "files removed: 0\n")
     assert names(tmp_path) == [one, two] and find(tmp_path).skipped == ()
 

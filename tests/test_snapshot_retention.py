@@ -1,14 +1,15 @@
 """What is removed, and what never is."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_tools import Generation, everything, find, flip, found_name, names, start
+from snapshot_tools import Generation, everything, find, flip, found_name, names, start, unreadable
 
 from course_lib.engine.snapshots import SnapshotStore
-from course_lib.engine.snapshots.files import give_name
+from course_lib.engine.snapshots.files import give_name, read_pieces
 
 
 def stems(generation: int, *steps: int) -> list[str]:
@@ -53,11 +54,12 @@ def test_the_last_good_one_stays_when_the_disk_spoils_all_that_is_written(
     generation.save(1)
 
     def spoil(temporary: Path, path: Path) -> None:
-        temporary.write_bytes(bytes(temporary.stat().st_size))
+        if path.suffix == ".pt":
+            temporary.write_bytes(bytes(temporary.stat().st_size - 1))
         give_name(temporary, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("course_lib.engine.snapshots.store.give_name", spoil)
+        patch.setattr("course_lib.engine.snapshots.files.give_name", spoil)
         for step in range(2, 5):
             generation.save(step)
             assert found_name(tmp_path) == stems(1, 1)[0]
@@ -69,6 +71,39 @@ def test_the_last_good_one_stays_when_the_disk_spoils_all_that_is_written(
         assert orphan.exists() and names(tmp_path) == stems(1, 1, 2, 3, 4, 5, 9)
     generation.save(6)
     assert names(tmp_path) == stems(1, 6)
+
+
+def test_each_file_is_read_once_and_never_by_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is just written comes out of the memory, not from the disk; what another process wrote is read."""
+    read: list[str] = []
+
+    def pieces(path: Path, most: int) -> Iterator[bytes]:
+        read.extend([path.stem] * (path.suffix == ".pt"))
+        return read_pieces(path, most)
+
+    monkeypatch.setattr("course_lib.engine.snapshots.files.read_pieces", pieces)
+    first = start(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        first.save(step)
+    assert read == []
+    second = start(tmp_path, keep=3)
+    assert read == stems(1, 3)
+    for step in (4, 5, 6):
+        second.save(step)
+    assert sorted(read) == stems(1, 1, 2, 3)  # the first two when it first looked what may go
+
+
+def test_what_has_changed_since_it_was_written_is_read_again(tmp_path: Path) -> None:
+    generation = start(tmp_path, keep=1)
+    generation.save(1)
+    generation.save(2)
+    path = tmp_path / "snapshots" / f"{stems(1, 2)[0]}.pt"
+    whole, times = path.read_bytes(), path.stat()
+    path.write_bytes(whole[:-1] + b"?")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert not generation.store._is_good(generation.store.listing().manifests[0])
+    path.write_bytes(whole)
+    assert generation.store._is_good(generation.store.listing().manifests[0])
 
 
 def test_an_older_generation_that_wakes_up_removes_nothing_and_changes_nothing(tmp_path: Path) -> None:
@@ -140,15 +175,8 @@ def test_foreign_files_stay_and_so_does_what_a_newer_generation_writes(tmp_path:
 def test_a_manifest_that_cannot_be_read_just_now_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generation = start(tmp_path, keep=1)
     generation.save(1)
-    real = Path.read_bytes
-
-    def stale(path: Path) -> bytes:
-        if path.name == f"{stems(1, 1)[0]}.json":
-            raise OSError(116, os.strerror(116))
-        return real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", stale)
+        unreadable(patch, f"{stems(1, 1)[0]}.json")
         generation.save(2)
     assert names(tmp_path) == stems(1, 1, 2)
     generation.save(3)

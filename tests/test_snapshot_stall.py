@@ -1,6 +1,5 @@
 """The measurement of a snapshot's stall: its structure, what it checks, and that its verdicts can be bad ones."""
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -10,19 +9,11 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from helpers import REPO
+from helpers import BENCH
 
 from course_lib.engine import open_world
 
-BENCH = REPO / "scripts" / "bench"
 Launch = Callable[..., helpers.Completed]
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of scripts/bench, as a program there would."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module
 
 
 def test_each_way_to_save_is_measured_and_its_files_hold_the_state(launch: Launch, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ranks import fine, on_ranks
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from toys import Toy, dropout_net, momentum, net
 
-from course_lib.engine import Best, SnapshotStore, TrainState, UsageError, open_world
+from course_lib.engine import Best, SnapshotStore, TrainState, UsageError, World, open_world
 from course_lib.engine.snapshots.store import open_payload
+from course_lib.engine.tree import digest
 
 lr = torch.optim.lr_scheduler
 
@@ -175,13 +177,40 @@ def test_finite_looks_at_weights_buffers_and_optimizer() -> None:
     assert state.is_finite()
 
 
-def test_the_digests_see_every_bit() -> None:
+def test_the_digest_sees_every_bit() -> None:
     model = dropout_net()
     state = TrainState(model, momentum(model))
-    weights, parameters = state.weights_digest(), state.replica_digest()
+    weights = state.weights_digest()
     dict(model.named_buffers())["1.running_mean"][0] += 1e-7
     assert state.weights_digest() != weights
-    assert state.replica_digest() == parameters
+
+
+def with_buffers_of_its_own(world: World) -> tuple[str, str, str]:
+    """What a rank's buffers, of every kind, are before and after the broadcast, and its parameters after it."""
+    model = dropout_net()
+    torch.manual_seed(world.rank)
+    buffers = {
+        "strided": torch.rand(4, 6).t(),
+        "last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "half": torch.rand(3).bfloat16(),
+        "mask": torch.rand(5) > 0.5,
+        "count": torch.tensor(world.rank),
+        "complex": torch.rand(2, dtype=torch.complex64),
+        "empty": torch.empty(0),
+    }
+    for name, buffer in buffers.items():
+        model.register_buffer(f"own_{name}", buffer)
     with torch.no_grad():
-        next(model.parameters())[0, 0] += 1e-6
-    assert state.replica_digest() != parameters
+        next(model.parameters()).fill_(world.rank)
+    state = TrainState(model, momentum(model))
+    before = digest(dict(model.named_buffers()))
+    state.broadcast_buffers()
+    after, parameters = digest(dict(model.named_buffers())), digest(dict(model.named_parameters()))
+    state.broadcast_parameters()
+    assert not next(model.parameters()).any()
+    return before, after, parameters
+
+
+def test_all_ranks_get_the_buffers_of_rank_0_whatever_they_are() -> None:
+    first, other = fine(on_ranks(2, with_buffers_of_its_own))
+    assert first[0] == first[1] == other[1] != other[0] and first[2] != other[2]

@@ -28,4 +28,4 @@ class NonFiniteError(RuntimeError):
 
 
 class SnapshotError(RuntimeError):
-    """No snapshot can be trusted, or one that must be written could not be: exit code 1."""
+    """A snapshot that must be written could not be, or must not be, since the ranks' weights differ: exit code 1."""

@@ -1,6 +1,7 @@
 """What the trainer does with snapshots: resume from one, write one, and undo a throw-away step."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,13 +11,7 @@ from course_lib.engine.order import Plan, Position
 from course_lib.engine.progress import LIMIT, Deaths, hopeless_step, last_words, merge, suspects
 from course_lib.engine.runlog import RunLog
 from course_lib.engine.saver import Saver
-from course_lib.engine.snapshots import (
-    Heartbeat,
-    Restored,
-    SnapshotStore,
-    claim_generation,
-    find_snapshot,
-)
+from course_lib.engine.snapshots import Heartbeat, Restored, SnapshotStore, claim_generation, find_snapshot
 from course_lib.engine.state import TrainState
 from course_lib.engine.step import Step
 from course_lib.engine.tree import HostCopy, portable
@@ -35,37 +30,20 @@ class Progress:
     lr: float = 0.0
 
 
+@dataclass
 class Keeper:
     """Keeps a run's state in snapshots, as one generation of it."""
 
-    def __init__(
-        self,
-        world: World,
-        state: TrainState,
-        store: SnapshotStore,
-        log: RunLog,
-        hook: Hook,
-        *,
-        plan: Plan,
-        strict: bool,
-        identity: Identity,
-    ) -> None:
-        self.world = world
-        self.state = state
-        self.store = store
-        self.log = log
-        self._hook = hook
-        self._plan = plan
-        self._strict = strict
-        self._identity = identity
-        self._saver: Saver | None = None
-        self._heartbeat: Heartbeat | None = None
-
-    @property
-    def saver(self) -> Saver:
-        """What writes this generation's snapshots, once `resume` has claimed it."""
-        assert self._saver is not None
-        return self._saver
+    world: World
+    state: TrainState
+    store: SnapshotStore
+    log: RunLog
+    hook: Hook
+    plan: Plan
+    strict: bool
+    identity: Identity
+    saver: Saver = field(init=False)  # it writes this generation's snapshots, once `resume` has claimed it
+    _end: ExitStack = field(default_factory=ExitStack, init=False)
 
     def resume(self, epochs: int, say: Callable[[str], None]) -> Progress:
         """Restore the newest good snapshot and claim the next generation; when all is done, claim nothing."""
@@ -74,22 +52,29 @@ class Keeper:
         notes: list[str] = []
         if found.manifest is not None:
             progress = _progress(found.content)
-            self._refuse_another_job(found)
+            if differences := self.identity.differences(found.content):
+                raise shared(
+                    UsageError(
+                        f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences[:5])}): "
+                        "use the options it had, or another --run-dir"
+                    )
+                )
             notes = self.state.load_state_dict(found.content["state"])
             if (done := progress.position.epoch) >= epochs:
                 say(f"nothing to do: this run has finished {done} of {epochs} epochs ({self.store.directory.parent})")
                 return progress
-            notes += self._identity.changes(found.content, found.manifest, self.world)
+            notes += self.identity.changes(found.content, found.manifest, self.world)
         claim = claim_generation(self.store, self.world, found)
         self.world = replace(self.world, generation=claim.generation)
         self.log.generation = claim.generation
         self.log.open()
         if self.world.rank == 0:
-            self._heartbeat = Heartbeat(self.store.directory, claim)
-        self._saver = Saver(self.world, self.state, self.store, claim, self.log, self._strict)
+            self._end.callback(Heartbeat(self.store.directory, claim).stop)
+        self.saver = Saver(self.world, self.state, self.store, claim, self.log, self.strict)
+        self._end.callback(self.saver.close)
         self._log_resume(found, progress, notes, say)
         self._refuse_hopeless(found, progress.position)
-        self._hook("load", progress.position.step)
+        self.hook("load", progress.position.step)
         return progress
 
     def _refuse_hopeless(self, found: Restored, at: Position) -> None:
@@ -106,11 +91,11 @@ class Keeper:
         if step is None:
             return
         while at.step < step:
-            at = self._plan.next_epoch(at) if self._plan.epoch_done(at) else self._plan.after_step(at)
-        if self._plan.epoch_done(at):  # in the next epoch's first step, or in the evaluation before it
-            at = self._plan.next_epoch(at)
-        low, high = self._plan.batch(at)
-        indices = self._plan.permutation(at.epoch)[low:high].tolist()
+            at = self.plan.next_epoch(at) if self.plan.epoch_done(at) else self.plan.after_step(at)
+        if self.plan.epoch_done(at):  # in the next epoch's first step, or in the evaluation before it
+            at = self.plan.next_epoch(at)
+        low, high = self.plan.batch(at)
+        indices = self.plan.permutation(at.epoch)[low:high].tolist()
         self.log("no_progress", step=step, epoch=at.epoch, indices=indices)
         shown = ", ".join(map(str, indices[:16])) + ", …" * (len(indices) > 16)
         raise shared(
@@ -119,16 +104,6 @@ class Keeper:
                 "no progress, so the job stops; the event log has each rank's last words; mend the cause, start again"
             )
         )
-
-    def _refuse_another_job(self, found: Restored) -> None:
-        differences = self._identity.differences(found.content)
-        if differences:
-            raise shared(
-                UsageError(
-                    f"the snapshots in {self.store.directory} are of another job ({'; '.join(differences[:5])}): "
-                    "use the options it had, or another --run-dir"
-                )
-            )
 
     def _log_resume(self, found: Restored, progress: Progress, notes: list[str], say: Callable[[str], None]) -> None:
         for bad, reason in found.skipped:
@@ -152,7 +127,7 @@ class Keeper:
         before = HostCopy()(self.state.state_dict())  # in host memory: a GPU may have no room for a second state
         step.warmup = True
         self.log("warm_up", step=step.number)
-        self._hook("warmup", step.number)
+        self.hook("warmup", step.number)
         yield step
         step.warmup = False
         step.parts.clear()
@@ -164,15 +139,15 @@ class Keeper:
     def save(self, progress: Progress) -> None:
         """Begin a snapshot of this moment, on all ranks together; once for each step."""
         position = progress.position
-        facts = {"epoch": position.epoch, "world_size": self.world.world_size, "config": self._identity.config}
+        facts = {"epoch": position.epoch, "world_size": self.world.world_size, "config": self.identity.config}
         if self.saver.save(position.step, lambda: self._content(progress), **facts):
-            self._hook("snapshot", position.step)
+            self.hook("snapshot", position.step)
 
     def _content(self, progress: Progress) -> dict[str, Any]:
         return {
             "progress": portable(asdict(progress), "progress"),
-            "identity": self._identity.fixed,
-            "settings": self._identity.settings,
+            "identity": self.identity.fixed,
+            "settings": self.identity.settings,
         }
 
     def saved(self, progress: Progress) -> bool:
@@ -184,10 +159,7 @@ class Keeper:
 
     def close(self) -> None:
         """End the generation in order."""
-        if self._saver is not None:
-            self._saver.close()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        self._end.close()
 
 
 def _progress(content: Mapping[str, Any]) -> Progress:

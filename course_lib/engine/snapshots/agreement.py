@@ -1,8 +1,13 @@
 """The ranks agree on one snapshot, the newest good one that any of them holds, and on the next generation."""
 
+import io
+import math
 import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from course_lib.engine.errors import UsageError
 from course_lib.engine.halves import node_range, refuse_halves
@@ -10,6 +15,10 @@ from course_lib.engine.snapshots.heartbeat import is_live, this_machine
 from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
 from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_payload
 from course_lib.engine.world import World, shared
+
+T = TypeVar("T")
+_SLICE_S, _SILENCE_S = 0.2, 300.0
+_PIECE = 2**26  # bytes
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,8 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
     """The newest good snapshot of the line that any rank can read, sent to all; writes nothing.
 
     No rank trusts its own view of a shared directory, which a network file system may serve stale: the views are
-    put together, and the lowest rank that sees a snapshot reads it for all. Raises UsageError on every rank when
-    another live job holds the directory, or when there are snapshots and none of them is good.
+    put together. Raises UsageError on every rank when another live job holds the directory, or when there are
+    snapshots and none of them is good.
     """
     views = world.gather(store.listing())
     claims = {claim.token: claim for view in views for claim in view.claims}
@@ -45,11 +54,11 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
         content, reason = _load_for_all(store, world, views, manifest)
         if content is not None:
             skipped.pop(manifest.name, None)  # bad on one node's disk, good on another's
-            return Restored(manifest, content, tuple(skipped.items()), numbered, tuple(claims.values()))
+            return Restored(manifest, content, _newest_first(skipped), numbered, tuple(claims.values()))
         skipped[manifest.name] = reason
     # A damaged claim alone is no snapshot that could be lost.
-    if any(parse_name(name) for name in skipped):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:5])
+    if any(map(parse_name, skipped)):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in _newest_first(skipped)[:5])
         raise shared(
             UsageError(
                 f"none of the snapshots in {store.directory} can be trusted ({reasons}): restore one from a copy, "
@@ -57,7 +66,12 @@ def find_snapshot(store: SnapshotStore, world: World) -> Restored:
             )
         )
     skipped |= {name: "it has no manifest" for view in views for name in view.orphans}
-    return Restored(None, {}, tuple(skipped.items()), numbered, tuple(claims.values()))
+    return Restored(None, {}, _newest_first(skipped), numbered, tuple(claims.values()))
+
+
+def _newest_first(skipped: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Snapshots with the reasons why not, and claims after them."""
+    return tuple(sorted(skipped.items(), key=lambda bad: parse_name(bad[0]) or (0, 0), reverse=True))
 
 
 def claim_generation(store: SnapshotStore, world: World, restored: Restored) -> Claim:
@@ -93,35 +107,57 @@ def _refuse_live(store: SnapshotStore, newest: Claim | None) -> None:
 def _load_for_all(
     store: SnapshotStore, world: World, views: list[Listing], manifest: Manifest
 ) -> tuple[dict[str, Any] | None, str]:
-    """The snapshot's content on every rank, or why there is none."""
-    payload, reason = _read_for_all(store, world, views, manifest)
-    if payload is None:
-        return None, reason
-    content: dict[str, Any] | None = None
-    try:
-        content = open_payload(payload)
-    except BadSnapshot as error:
-        reason = str(error)
+    """The snapshot's content on every rank, or why there is none.
+
+    Each rank tries to read it, whatever its listing says. Those that cannot are sent it by the first that can.
+    """
+    payload, reasons = _by_all(world, lambda came: store.read(manifest, came), _SILENCE_S)
+    readers = [rank for rank, reason in enumerate(reasons) if not reason]
+    if not readers:
+        return None, next(why for why, view in zip(reasons, views, strict=True) if manifest in view.manifests)
+    if len(readers) < world.world_size:
+        payload = _sent(world, payload, manifest.bytes, readers[0])
+    content, reasons = _by_all(world, lambda _: open_payload(payload or b""))
     # Another torch build may refuse what this one opens, and all ranks must go the same way.
-    reason = next(filter(None, world.gather(reason)), "")
+    reason = next(filter(None, reasons), "")
     return (None, reason) if reason else (content, "")
 
 
-def _read_for_all(
-    store: SnapshotStore, world: World, views: list[Listing], manifest: Manifest
-) -> tuple[bytes | None, str]:
-    """The verified payload, read by the first rank that sees the snapshot and can, on every rank; else why not."""
-    reason = ""
-    for rank, view in enumerate(views):
-        if manifest not in view.manifests:
-            continue
-        answer: tuple[bytes | None, str] = (None, "")
-        if world.rank == rank:
-            try:
-                answer = store.read(manifest), ""
-            except BadSnapshot as error:
-                answer = None, str(error)
-        content, reason = world.broadcast(answer, source=rank)
-        if content is not None:
-            return content, ""
-    return None, reason
+def _by_all(
+    world: World, work: Callable[[Callable[[], None]], T], silence_s: float = math.inf
+) -> tuple[T | None, list[str]]:
+    """What `work(came)` gives on this rank, and why it gives nothing on each of them (empty where it gives something).
+
+    It has all the time that it needs, in a thread, while the ranks meet again and again: so none runs into the limit
+    of a collective, and one that dies or hangs is still noticed. It calls `came` with each bit of progress; a rank
+    on which there was none for `silence_s` seconds does without.
+    """
+    last = time.monotonic()
+
+    def came() -> None:
+        nonlocal last
+        last = time.monotonic()
+
+    answer = ThreadPoolExecutor(1).submit(work, came)
+    reasons: list[str | None] = [None]
+    while None in reasons:
+        wait([answer], _SLICE_S)
+        reason = None
+        if answer.done():
+            if (error := answer.exception()) and not isinstance(error, BadSnapshot):
+                raise error
+            reason = str(error or "")
+        elif time.monotonic() - last > silence_s:
+            reason = f"the disk has given nothing for {silence_s:g} s"
+        reasons = world.gather(reason)
+    return (None if reason else answer.result()), [reason or "" for reason in reasons]
+
+
+def _sent(world: World, payload: bytes | None, size: int, source: int) -> bytes:
+    """The payload, to those who have none, by rank `source`: in pieces, so that no message takes long."""
+    content = io.BytesIO()
+    for low in range(0, size, _PIECE):
+        piece = world.broadcast((payload or b"")[low : low + _PIECE], source)
+        if payload is None:
+            content.write(piece)
+    return content.getvalue() if payload is None else payload

@@ -3,45 +3,33 @@
 import contextlib
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from course_lib.engine.snapshots.files import make_directory, temporary_for, withdraw, write_durably
+from course_lib.engine.snapshots.files import Mark, make_directory, temporary_for, withdraw, write_durably
 from course_lib.engine.snapshots.records import Claim, Manifest
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A payload in a temporary file, and the manifest that it will have; `with` removes the temporary at its end."""
+    """A payload in a temporary file, with the mark that it has there, and the manifest that it will have."""
 
     manifest: Manifest
+    mark: Mark
     temporary: Path
     path: Path
 
-    def __enter__(self) -> "Draft":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        withdraw(self.temporary)
+@contextlib.contextmanager
+def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Iterator[Draft]:
+    """Write `content` (tensors and plain values) as a snapshot; OSErrors pass through.
 
-
-def write_draft(
-    directory: Path,
-    claim: Claim,
-    content: Mapping[str, Any],
-    *,
-    step: int,
-    epoch: int,
-    world_size: int,
-    config: Mapping[str, Any],
-) -> Draft:
-    """Write `content` (tensors and plain values) as the snapshot after `step` steps; OSErrors pass through."""
-    facts: dict[str, Any] = {"step": step, "epoch": epoch, "world_size": world_size, "config": dict(config)}
+    `facts` are step, epoch, world_size and config of its manifest. The temporary is removed at the block's end.
+    """
     blank = Manifest(
         generation=claim.generation,
         token=claim.token,
@@ -58,11 +46,10 @@ def write_draft(
         make_directory(directory)
     written = _Hashed()
     try:
-        write_durably(temporary, lambda file: written.save(dict(content), file))
-    except BaseException:
+        mark = write_durably(temporary, lambda file: written.save(dict(content), file))
+        yield Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), mark, temporary, path)
+    finally:
         withdraw(temporary)
-        raise
-    return Draft(replace(blank, sha256=written.hash.hexdigest(), bytes=written.bytes), temporary, path)
 
 
 class _Hashed:

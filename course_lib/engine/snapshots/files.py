@@ -3,16 +3,18 @@
 import contextlib
 import ctypes
 import errno
-import hashlib
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+_PIECE = 2**20  # bytes, which stay in the processor's cache until they are digested
+
+Mark = tuple[int, int, int]  # inode, size and time of a file's content: other content in its place has another mark
 
 
 def publish(path: Path, content: bytes) -> None:
@@ -35,12 +37,18 @@ def temporary_for(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Make the file `path` from what `write` writes into it; it is on the disk when this returns."""
+def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> Mark:
+    """Make the file `path` from what `write` writes into it; it is on the disk when this returns its mark."""
     with path.open("xb") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
+        return mark(os.fstat(file.fileno()))
+
+
+def mark(facts: os.stat_result) -> Mark:
+    """The mark of a file of which these facts are known."""
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def give_name(temporary: Path, path: Path) -> None:
@@ -60,27 +68,19 @@ def withdraw(path: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
+    """The content of a file of at most `most` bytes; raises what `read_pieces` raises."""
+    return b"".join(read_pieces(path, most))
+
+
+def read_pieces(path: Path, most: int) -> Iterator[bytes]:
     """The content of a file of at most `most` bytes; OSError for anything else: a pipe or a device never ends."""
-    size = _size(path)
-    if size > most:
-        raise OSError(errno.EFBIG, f"it has {size} bytes instead of at most {most}", str(path))
-    return path.read_bytes()
-
-
-def _size(path: Path) -> int:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return facts.st_size
-
-
-def digest_file(path: Path) -> tuple[str, int]:
-    """SHA-256 in hex and size of a regular file, which need not fit into the memory."""
-    hasher, size = hashlib.sha256(), _size(path)
+    if facts.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {facts.st_size} bytes instead of at most {most}", str(path))
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            hasher.update(chunk)
-    return hasher.hexdigest(), size
+        yield from iter(lambda: file.read(_PIECE), b"")
 
 
 def make_directory(path: Path) -> None:

@@ -1,13 +1,13 @@
 """The directory of snapshots: what is there, what of it can be trusted, and one more."""
 
-import contextlib
 import hashlib
 import io
 import os
 import re
 import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from course_lib.engine.errors import UsageError
+from course_lib.engine.snapshots import files
 from course_lib.engine.snapshots.draft import Draft, write_draft
-from course_lib.engine.snapshots.files import digest_file, give_name, make_directory, publish, read_file, withdraw
 from course_lib.engine.snapshots.heartbeat import this_machine
 from course_lib.engine.snapshots.records import (
     BadSnapshot,
@@ -59,7 +59,7 @@ class SnapshotStore:
             raise UsageError(f"--keep must be at least 1, not {keep}")
         self.directory = Path(run_dir) / "snapshots"
         self.keep = keep
-        self._verified: set[str] = set()
+        self._good: dict[str, files.Mark] = {}  # by its digest, the file that this process has read or written
 
     def listing(self) -> Listing:
         """What is in the directory now; reads manifests and claims, no payloads, and writes nothing."""
@@ -72,9 +72,9 @@ class SnapshotStore:
                 continue  # somebody's own file
             try:
                 if name.endswith(".claim"):
-                    claims.append(unseal_claim(read_file(path, _RECORD_LIMIT), name))
+                    claims.append(unseal_claim(files.read_file(path, _RECORD_LIMIT), name))
                 else:
-                    manifests.append(unseal_manifest(read_file(path, _RECORD_LIMIT), name))
+                    manifests.append(unseal_manifest(files.read_file(path, _RECORD_LIMIT), name))
             except (BadSnapshot, OSError) as error:
                 rejected.append((name, str(error)))
         known = {m.name for m in manifests} | {name for name, _ in rejected}
@@ -82,19 +82,32 @@ class SnapshotStore:
         orphans = tuple(name for name in payloads if name not in known and parse_name(name))
         return Listing(tuple(claims), tuple(manifests), tuple(rejected), orphans)
 
-    def read(self, manifest: Manifest) -> bytes:
-        """The payload, after every byte of it has been checked; raises BadSnapshot."""
-        path = self.directory / f"{manifest.name}.pt"
+    def read(self, manifest: Manifest, came: Callable[[], object] = lambda: None) -> bytes:
+        """The payload, after every byte of it has been checked; calls `came` for each piece; raises BadSnapshot."""
+        content = io.BytesIO()
+        self._check(manifest, lambda piece: (content.write(piece), came()))
+        return content.getvalue()
+
+    def _check(self, manifest: Manifest, take: Callable[[bytes], object]) -> None:
+        """Read a payload, piece by piece, and remember that it is good; raises BadSnapshot."""
+        path = self._payload(manifest)
+        hasher, size = hashlib.sha256(), 0
         try:
-            content = read_file(path, manifest.bytes)
+            found = files.mark(path.stat())
+            for piece in files.read_pieces(path, manifest.bytes):
+                hasher.update(piece)
+                size += len(piece)
+                take(piece)
         except OSError as error:
             raise BadSnapshot(f"{path.name} cannot be read: {error.strerror}") from None
-        if len(content) != manifest.bytes:
-            raise BadSnapshot(f"{path.name} has {len(content)} bytes instead of {manifest.bytes}")
-        if hashlib.sha256(content).hexdigest() != manifest.sha256:
+        if size != manifest.bytes:
+            raise BadSnapshot(f"{path.name} has {size} bytes instead of {manifest.bytes}")
+        if hasher.hexdigest() != manifest.sha256:
             raise BadSnapshot(f"{path.name} does not match its digest")
-        self._verified.add(manifest.name)
-        return content
+        self._good[manifest.sha256] = found
+
+    def _payload(self, manifest: Manifest) -> Path:
+        return self.directory / f"{manifest.name}.pt"
 
     def claim(self, generation: int, parent: str | None) -> Claim:
         """Claim `generation`; raises FileExistsError when somebody has it, UsageError when nothing can be written."""
@@ -108,26 +121,20 @@ class SnapshotStore:
                 f"cannot write to the run directory {self.directory.parent} ({error.strerror}): "
                 "free it, or give another --run-dir"
             ) from None
-        with contextlib.suppress(OSError):
-            self._sweep(generation)  # the generation is claimed, whatever becomes of what others have left
+        with suppress(OSError):
+            # The generation is claimed, whatever becomes of what others have left: they can publish nothing of use now.
+            for path in left_over(self.directory, generation - 1):
+                files.withdraw(path)
         return claim
-
-    def _sweep(self, generation: int) -> None:
-        """Remove what dead generations left half done. One that still lives can no longer publish anything of use."""
-        for pattern in (".gen-*.tmp", "gen-*.beat"):
-            for path in self.directory.glob(pattern):
-                number = re.match(r"\.?gen-(\d+)", path.name)
-                if number is not None and int(number[1]) < generation:
-                    withdraw(path)
 
     def record(self, claim: Claim) -> bool:
         """Write a claim into this node's directory; whether it was there already, as on a shared disk."""
         path = self.directory / f"{claim.name}.claim.json"
         if path.exists() and path.read_bytes() == seal(claim):
             return True
-        make_directory(self.directory)
+        files.make_directory(self.directory)
         try:
-            publish(path, seal(claim))
+            files.publish(path, seal(claim))
         except FileExistsError:
             # A network file system may remember for a while that a file was not there.
             if path.read_bytes() != seal(claim):
@@ -135,21 +142,22 @@ class SnapshotStore:
             return True
         return False
 
-    def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Draft:
+    def draft(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> AbstractContextManager[Draft]:
         """`content` on the disk, ready to be published; takes what `write_draft` takes."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._retire(claim.generation)  # one that died before it could has left more than there may be room for
         return write_draft(self.directory, claim, content, **facts)
 
     def publish(self, draft: Draft) -> None:
         """Give a draft its name and its manifest, and retire old snapshots; OSErrors pass through."""
-        give_name(draft.temporary, draft.path)
+        files.give_name(draft.temporary, draft.path)
+        self._good[draft.manifest.sha256] = draft.mark
         try:
-            publish(draft.path.with_suffix(".json"), seal(draft.manifest))
+            files.publish(draft.path.with_suffix(".json"), seal(draft.manifest))
         except OSError:
-            withdraw(draft.path)  # or it would be in the way of another try
+            files.withdraw(draft.path)  # or it would be in the way of another try
             raise
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._retire(draft.manifest.generation)  # the snapshot is published, whatever becomes of the old ones
 
     def save(self, claim: Claim, content: Mapping[str, Any], **facts: Any) -> Manifest:
@@ -180,15 +188,26 @@ class SnapshotStore:
             # An older generation's payload whose manifest never came is left over from its death.
             mine = place is not None and place[0] <= generation and path.suffix in (".pt", ".json")
             if mine and path.stem not in kept:
-                withdraw(path)
+                files.withdraw(path)
 
     def _is_good(self, manifest: Manifest) -> bool:
-        """Whether a snapshot is sound; each is read once by a process, then remembered."""
-        if manifest.name not in self._verified:
-            with contextlib.suppress(OSError):
-                if digest_file(self.directory / f"{manifest.name}.pt") == (manifest.sha256, manifest.bytes):
-                    self._verified.add(manifest.name)
-        return manifest.name in self._verified
+        """Whether a snapshot is sound. A process reads each once, and not at all what it has written itself.
+
+        To read that back so soon would find the memory's copy, not the disk's, which has reported no error.
+        """
+        with suppress(OSError, BadSnapshot):
+            if self._good.get(manifest.sha256) != files.mark(self._payload(manifest).stat()):
+                self._check(manifest, len)
+            return True
+        return False
+
+
+def left_over(directory: Path, generation: int) -> list[Path]:
+    """What generations up to this one have left half done: temporary files, and the counters of who died."""
+    numbered = (
+        (re.fullmatch(r"\.gen-(\d+)\D.*\.tmp|gen-(\d+)\.beat", path.name), path) for path in directory.iterdir()
+    )
+    return [path for match, path in numbered if match and int(match[1] or match[2]) <= generation]
 
 
 def open_payload(content: bytes) -> dict[str, Any]:

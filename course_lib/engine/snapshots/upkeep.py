@@ -3,7 +3,6 @@
 import importlib
 import io
 import os
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from course_lib.engine.errors import UsageError
 from course_lib.engine.snapshots.files import publish, sync_directory, withdraw
 from course_lib.engine.snapshots.heartbeat import is_live
 from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
-from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_payload
+from course_lib.engine.snapshots.store import Listing, SnapshotStore, left_over, open_payload
 from course_lib.engine.snapshots.survey import check, list_snapshots
 
 SAFETENSORS = "safetensors.torch"  # taken where it is installed; nothing here needs it
@@ -43,7 +42,7 @@ def prune(store: SnapshotStore, dry_run: bool) -> list[Path]:
     there = sorted(store.directory.iterdir())
     manifests = [path for path in there if path.suffix == ".json" and path.stem in unwanted]
     others = [path for path in there if path.suffix == ".pt" and path.stem in unwanted]
-    others += [path for path in there if _is_left_over(path.name, newest)]
+    others += sorted(left_over(store.directory, newest))
     # Listed before this look, so whatever is removed is older than what a job that starts now would grow from.
     if max(store.listing().generations(), default=0) > newest:
         raise UsageError(f"a job has started in {store.directory.parent} meanwhile: nothing was removed")
@@ -69,11 +68,6 @@ def _newest_if_dead(store: SnapshotStore, seen: Listing) -> int:
             "snapshots a resume needs: nothing was removed. The job's next start settles it"
         )
     return newest
-
-
-def _is_left_over(name: str, newest: int) -> bool:
-    match = re.fullmatch(r"\.gen-(\d+)\D.*\.tmp|gen-(\d+)\.beat", name)
-    return match is not None and int(match[1] or match[2]) <= newest
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -105,7 +105,7 @@ COMMAND = {"__main__.py", "survey.py", "upkeep.py", "launch.py"}
 
 def test_the_engine_stays_small() -> None:
     engine = [path for path in LIBRARY if "engine" in path.parts and path.name not in COMMAND]
-    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2600
+    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2650
 
 
 def test_every_torch_load_is_safe() -> None:

@@ -98,6 +98,14 @@ class Job:
         found = [line.text for line in self._output.update(not self.running) if rank is None or line.rank == rank]
         return "\n".join(found if lines is None else found[-lines:])
 
+    def tail(self) -> str:
+        """The last lines of its workers and of its agent, as a failure shows them."""
+        return self._output.tail(ended=not self.running)
+
+    def show(self) -> None:
+        """Print what its workers have said since the last call; the agent's own lines are left out."""
+        self._output.show(rest=not self.running)
+
     def processes(self) -> list[Process]:
         """All living processes of the job, the agent's own among them."""
         return marked(self._mark)
@@ -228,7 +236,7 @@ class Job:
     def _failure(self, what: str) -> JobFailed:
         last = self._followed.last_step if self._followed is not None and self._events else None
         where = f" (the last step that it did is {last})" if last is not None else ""
-        return JobFailed(f"the job {what}{where}: {self.command}\n{self._output.tail(ended=not self.running)}")
+        return JobFailed(f"the job {what}{where}: {self.command}\n{self.tail()}")
 
     @contextmanager
     def _ended_by_interrupt(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,18 +25,22 @@ def start(
     *,
     limit_s: float = LIMIT_S,
     environment: Mapping[str, str | None] | None = None,
+    logs: Path | None = None,
+    inside: Sequence[str] = (),
 ) -> Job:
     """Start what would be typed in a terminal, without a shell: `torchrun --standalone … script.py --run-dir DIR …`.
 
     A leading `torchrun` or `python` is the one of this environment, whatever stands first on PATH. After `limit_s`
     seconds the job is killed. `environment` has the last word over `job_environment`; None removes a variable.
+    `logs` is an empty folder for its output, by default a new one; `inside` are words that go before the command, such
+    as those that enter a network namespace.
     """
     words = _words(command)
     run_dir = next(
         (Path(after) for word, after in zip(words, [*words[1:], ""], strict=True) if word == "--run-dir"), None
     )
     run_dir = next((Path(word[10:]) for word in words if word.startswith("--run-dir=")), run_dir)
-    logs = _log_folder(run_dir)
+    logs = logs or _log_folder(run_dir)
     if words[0] == "torchrun":
         # A file for each rank keeps the lines whole: two ranks that write into one pipe tear each other's.
         own = [] if any(word.split("=")[0] in _LOG_OPTIONS for word in words) else ["--log-dir", str(logs), "-r", "3"]
@@ -45,7 +49,7 @@ def start(
         words = [sys.executable, "-u", *words[1:]]
     given = job_environment() | {"PYTHONUNBUFFERED": "1"} | dict(environment or {})
     complete = {name: value for name, value in given.items() if value is not None}
-    job = Job(command, words, complete, logs, run_dir, limit_s)
+    job = Job(command, [*inside, *words], complete, logs, run_dir, limit_s)
     _started[:] = [earlier for earlier in _started if earlier.running] + [job]
     return job
 

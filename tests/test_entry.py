@@ -425,6 +425,33 @@ def report(run_dir: Path) -> dict[str, Any]:
     return dict(json.loads((run_dir / "report.json").read_text()))
 
 
+DIES_WHILE_IT_TELLS = """
+import os, signal
+from pathlib import Path
+from course_lib.engine import run
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def main():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        Path.{method} = die
+        raise ValueError("boom")
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+def test_a_worker_that_is_killed_while_it_writes_its_error_does_not_cost_the_job(
+    torchrun: Launch, tmp_path: Path, method: str
+) -> None:
+    """An agent that finds half an error file ends, with restarts left."""
+    (tmp_path / "job.py").write_text(DIES_WHILE_IT_TELLS.replace("{method}", method))
+    done = torchrun(script=tmp_path / "job.py", nproc=1, max_restarts=1)
+    assert done.returncode == 0, done.tail()
+
+
 def test_no_worker_outlives_its_agent(tmp_path: Path, running: Callable[..., Any]) -> None:
     with running(training(tmp_path, "--epochs", 500), env=helpers.torchrun_env()) as process:
         process.wait_for("epoch 1/500")

@@ -58,6 +58,21 @@ def test_a_variable_gives_each_attempt_a_store_of_its_own(torchrun: Launch, tmp_
     assert first[3] == second[3]
 
 
+TORN = """
+import os, signal
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    file.write('{"message": {"mess')
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_torn_error_file_costs_a_job_that_has_restarts_left(torchrun: Launch, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(TORN)
+    done = torchrun(script=tmp_path / "job.py", nproc=1, max_restarts=3)
+    assert done.returncode == 1 and "JSONDecodeError" in done.output
+
+
 def test_torch_loads_a_flipped_bit_without_an_error() -> None:
     buffer = io.BytesIO()
     weights = torch.arange(1024, dtype=torch.float32)

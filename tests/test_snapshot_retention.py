@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def test_what_has_changed_since_it_was_written_is_read_again(tmp_path: Path) -> 
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
     assert not generation.store._is_good(generation.store.listing().manifests[0])
     path.write_bytes(whole)
-    assert generation.store._is_good(generation.store.listing().manifests[0])
+    assert generation.store._is_good(manifest := generation.store.listing().manifests[0])
+    assert not generation.store._is_good(replace(manifest, sha256="0" * 64))  # somebody's, in its place
 
 
 def test_an_older_generation_that_wakes_up_removes_nothing_and_changes_nothing(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ unit: $(READY) ## pytest without the slow tests
 
 unit-all: $(READY)
 	@'$(PYTHON)' -m pytest -m 'slow or not slow' $(PYTEST_ARGS)
+	@for round in 2 3 4 5; do '$(PYTHON)' -m pytest -m matrix $(PYTEST_ARGS) || exit 1; done
 
 # nbval bounds each cell itself and then says which one hung; pytest's own limit would only end the run.
 NBVAL = if test -e "$$1"; then '$(PYTHON)' -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120 \

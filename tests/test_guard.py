@@ -13,6 +13,8 @@ from jobs import SCRIPT, SHORT, assert_same_result, job, undisturbed
 
 from course_lib.engine import read_events
 
+pytestmark = pytest.mark.matrix
+
 TIMEOUT = ("--collective-timeout", 4)
 
 

@@ -23,6 +23,8 @@ from course_lib.lab.networks import Loopback
 from course_lib.lab.node_agents import TUNED
 from course_lib.lab.nodes import Cluster
 
+pytestmark = pytest.mark.matrix
+
 KEEP_ALIVE_S = TUNED["keep_alive_interval"] * TUNED["keep_alive_max_attempt"]
 
 

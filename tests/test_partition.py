@@ -12,6 +12,8 @@ from course_lib.engine import UsageError, read_events
 from course_lib.lab.netns import Namespaces
 from course_lib.lab.node_agents import TUNED
 
+pytestmark = pytest.mark.matrix
+
 KEEP_ALIVE_S = TUNED["keep_alive_interval"] * TUNED["keep_alive_max_attempt"]
 
 

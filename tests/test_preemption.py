@@ -13,6 +13,8 @@ from jobs import SCRIPT, SHORT, assert_same_result, undisturbed
 from course_lib.engine import read_events
 from course_lib.engine.launch import outcome
 
+pytestmark = pytest.mark.matrix
+
 AGENT = "course_lib.engine.launch"
 
 

@@ -1,6 +1,5 @@
 """The soak and the table of what virtual shards cost: that their verdicts can be bad ones, and a short run of each."""
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -9,16 +8,14 @@ from typing import Any
 
 import helpers
 import pytest
-from helpers import REPO
+from helpers import BENCH
 
-BENCH = REPO / "scripts" / "bench"
 Launch = Callable[..., helpers.Completed]
 
 
 @pytest.fixture
-def chaos(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("chaos")
+def chaos(bench: Callable[[str], Any]) -> Any:
+    return bench("chaos")
 
 
 def history(steps: int) -> list[dict[str, Any]]:

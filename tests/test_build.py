@@ -27,9 +27,10 @@ SAMPLE = '''\
 #
 # The next is [here](01_more.ipynb), the solutions are [there](solutions/00_sample.ipynb).
 #
-# ## Quiz
+# ## Ten questions
 #
-# 1. What? <details><summary>answer</summary>That.</details>
+# 1. What?
+#    <details><summary>answer</summary>That.</details>
 #
 # ## In five lines
 
@@ -82,8 +83,9 @@ print("once more")
 # %%
 print("once more")
 '''
-QUESTION = "# 1. What? <details><summary>answer</summary>That.</details>\n"
-SAMPLE = SAMPLE.replace(QUESTION, QUESTION * 10)
+QUESTION = "# 1. What?\n#    <details><summary>answer</summary>That.</details>\n"
+TEN = [QUESTION.replace("1.", f"{n}.").replace("#    <", f"#  {' ' * len(str(n))} <") for n in range(1, 11)]
+SAMPLE = SAMPLE.replace(QUESTION, "".join(TEN))
 
 
 @pytest.fixture
@@ -196,8 +198,13 @@ def test_a_good_source_has_no_findings(folder: Path) -> None:
         ('tags=["raises-exception"]', 'tags=["raises-exception", "nbval-ignore-output"]', "passes whatever happens"),
         ('tags=["raises-exception"]', 'tags=["nbval-skip"]', "a skipped cell"),
         ("solutions/00_sample", "solutions/00_simple", "leads nowhere"),
-        (QUESTION * 2, QUESTION, "has ten answers, each folded in a <details>; this notebook has 5"),
-        ("## Quiz", "## Quick", "this notebook has 0"),
+        (TEN[9], "", "this notebook has 9 such of 9 folds"),
+        (TEN[9], TEN[9] + TEN[9].replace("10.", "11."), "this notebook has 11 such of 11 folds"),
+        (TEN[1], TEN[1].replace("2.", "3."), "this notebook has 9 such of 10 folds"),
+        (TEN[1], TEN[1].replace("#    <", "# <"), "this notebook has 9 such of 10 folds"),
+        (TEN[1], TEN[1].replace("answer<", "Answer<"), "this notebook has 9 such of 10 folds"),
+        (TEN[1], TEN[1].replace("That.", "`That`."), "this notebook has 9 such of 10 folds"),
+        ("## Ten questions", "## Quiz", "this notebook has 0 such of 0 folds"),
     ],
 )
 def test_each_rule_finds_what_it_is_for(old: str, new: str, says: str, folder: Path) -> None:

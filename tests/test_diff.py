@@ -1,12 +1,14 @@
 """The difference of two scripts, made from the files."""
 
+import re
 from difflib import unified_diff as reference
+from html import unescape
 from pathlib import Path
 
 import pytest
 from helpers import REPO
 
-from course_lib.lab.diff import show_diff, unified_diff
+from course_lib.lab.diff import Diff, show_diff, unified_diff
 
 BEFORE = ["import a", "", "def f():", "    x = 1", "    return x", "", "def g():", "    pass", "f()"]
 AFTER = [
@@ -52,7 +54,15 @@ def test_the_scripts_are_shown_as_they_are(before: str, after: str) -> None:
     assert all(line[1:] in new for line in text[2:] if line.startswith("+"))
     come = sum(line.startswith("+") for line in text[2:])
     assert diff.summary.endswith(f"{come} lines come") and come > 0
-    assert diff._repr_markdown_().startswith("````diff\n--- ") and repr(diff) == f"{diff.text}\n{diff.summary}"
+    assert repr(diff) == f"{diff.text}\n{diff.summary}"
+    assert unescape(re.sub("<.*?>", "", diff._repr_html_())).split() == repr(diff).split(), "the same text, in colours"
+
+
+def test_what_comes_and_what_goes_has_a_colour_of_its_own() -> None:
+    shown = Diff("--- a\n+++ b\n@@ -1,2 +1,2 @@\n same\n-x < 1\n+x > 1", "1 & 1", "yours/b.py")._repr_html_()
+    looks = dict(re.findall('<span style="(.*?)">(.)', shown))
+    assert len(looks) == 3 and {"+", "-"} <= set(looks.values())
+    assert "\n same\n" in shown and "x &lt; 1" in shown and '1 &amp; 1 Edit: <a href="yours/b.py">' in shown
 
 
 def test_a_script_that_is_not_there_is_named() -> None:

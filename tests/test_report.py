@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lib.engine.report import recovery_seconds, steps_replayed, summarize, surviving_steps, write_report
+from course_lib.engine.report import (
+    epoch_line,
+    recovery_seconds,
+    steps_replayed,
+    summarize,
+    surviving_steps,
+    write_report,
+)
 
 Event = dict[str, Any]
 
@@ -144,3 +151,15 @@ def test_a_report_that_cannot_be_written_costs_one_line(tmp_path: Path, capfd: p
     assert report["epochs"] == 1
     said = capfd.readouterr().err
     assert said.startswith("no report: ") and said.count("\n") == 1
+
+
+def test_the_line_of_an_epoch_fits_into_a_notebook() -> None:
+    metrics = {"train_accuracy": 0.38134, "train_loss": 1.9801, "test_accuracy": 0.4714, "test_loss": 1.4965}
+    line = epoch_line({"epoch": 0, "steps": 24, "lr": 0.04895, **metrics}, 3, 64)
+    assert line == (
+        "epoch 1/3 | global batch 64 | train accuracy 0.3813 loss 1.9801 | test accuracy 0.4714 loss 1.4965"
+    )
+    assert len(line) <= 100
+    assert epoch_line({"epoch": 9, "steps": 5, "lr": 1.0, "bleu": 0.25}, 10, 8) == (
+        "epoch 10/10 | global batch 8 | bleu 0.2500"
+    )

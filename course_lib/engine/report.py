@@ -81,9 +81,14 @@ def write_report(run_dir: Path, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def epoch_line(record: Mapping[str, Any], epochs: int, global_batch_size: int) -> str:
-    """The line that rank 0 prints for an epoch; `lr` is the one that its last step used."""
-    rest = (f"{name} {value:.4f}" for name, value in record.items() if name not in ("epoch", "steps", "lr"))
-    return (
-        f"rank 0 | epoch {record['epoch'] + 1}/{epochs} | global batch {global_batch_size} | "
-        f"{record['steps']} steps | lr {record['lr']:.4g} | " + " | ".join(rest)
-    )
+    """The line that rank 0 prints for an epoch, short enough for a notebook's width; the events hold the rest.
+
+    `train_loss` and `train_accuracy` stand together, as do others that begin with the same word.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, value in record.items():
+        if name not in ("epoch", "steps", "lr"):
+            group, _, metric = name.partition("_")
+            groups.setdefault(group, [group]).append(f"{metric} {value:.4f}".lstrip())
+    parts = [f"epoch {record['epoch'] + 1}/{epochs}", f"global batch {global_batch_size}"]
+    return " | ".join([*parts, *(" ".join(words) for words in groups.values())])

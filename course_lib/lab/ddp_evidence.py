@@ -212,6 +212,11 @@ SCENES: dict[str, Callable[[World], Any]] = {
 
 
 def worker(rank: int, master: tuple[str, int], run_dir: Path) -> None:
+    """A rank's process; `run` leaves out the interpreter's own end, in which the hang's group aborts now and then."""
+    run(lambda: _play(rank, master, run_dir))
+
+
+def _play(rank: int, master: tuple[str, int], run_dir: Path) -> None:
     """One rank: all scenes in order, and rank 0 writes down what the ranks saw."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     log = RunLog(run_dir)

@@ -1,6 +1,7 @@
 """The difference of two scripts, made from the files, so that it is never out of date."""
 
 from difflib import SequenceMatcher
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,31 @@ def show_diff(before: str, after: str, context: int = 2, indentation: bool = Fal
     return Diff("\n".join([*head, *lines]), f"{gone} lines go, {come} lines come")
 
 
-class Diff:
-    """A diff that a notebook colours when it is a cell's last value, and that prints as plain text."""
+# With opacity in the last two digits, for light and dark themes; JupyterLab lets no rgba() through.
+_LOOKS = {"+": "background-color:#2ea04333", "-": "background-color:#f8514933", "@": "color:#888888"}
 
-    def __init__(self, text: str, summary: str) -> None:
-        self.text, self.summary = text, summary
+
+class Diff:
+    """A diff that a notebook colours when it is a cell's last value, and that prints as plain text.
+
+    JupyterLab colours nothing but the @@ lines of a diff in a Markdown fence, so this is HTML. Where a site takes the
+    colours out, the signs at the lines' beginnings still tell.
+    """
+
+    def __init__(self, text: str, summary: str, file: str = "") -> None:
+        self.text, self.summary, self._file = text, summary, file  # `file`: to be edited, as seen from the notebook
 
     def __repr__(self) -> str:
         return f"{self.text}\n{self.summary}"
 
-    def _repr_markdown_(self) -> str:
-        # The fence must be longer than any that the scripts hold.
-        return f"````diff\n{self.text}\n````\n{self.summary}"
+    def _repr_html_(self) -> str:
+        lines = self.text.splitlines()
+        width = max(map(len, lines))  # a coloured line is a band, not as long as its words
+        rows = "\n".join(_row(line.ljust(width)) for line in lines)
+        link = f' Edit: <a href="{escape(self._file)}">{escape(self._file)}</a>' if self._file else ""
+        return f"<pre><small>{rows}</small></pre>\n<p>{escape(self.summary)}{link}</p>"
+
+
+def _row(line: str) -> str:
+    look = "color:#888888" if line.startswith(("--- ", "+++ ")) else _LOOKS.get(line[:1])
+    return f'<span style="{look}">{escape(line)}</span>' if look else escape(line.rstrip())

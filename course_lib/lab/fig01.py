@@ -44,17 +44,17 @@ def one_weight(trace: Sequence[Look]) -> NotebookFigure:
     edges = np.arange(len(trace) + 1) - 0.5
     gradients = [np.nan if look[3] is None else look[3] for look in trace]
     top.axhline(0, color=GREY, lw=1)
-    top.stairs(gradients, edges, baseline=None, color=VERMILION, lw=2)
-    bottom.stairs([look[2] for look in trace], edges, baseline=None, color=BLUE, lw=2)
-    for ax, words, color in ((top, "its gradient", VERMILION), (bottom, "the weight", BLUE)):
-        ax.set_ylabel(words, color=color)
+    top.stairs(gradients, edges, baseline=None, color=PHASES["backward"], lw=2)
+    bottom.stairs([look[2] for look in trace], edges, baseline=None, color=PHASES["optimizer"], lw=2)
+    for ax, words, color in ((top, "its gradient", "backward"), (bottom, "the weight", "optimizer")):
+        ax.set_ylabel(words, color=PHASES[color])
         ax.spines[["top", "right"]].set_visible(False)
         for i, (_, move, *_) in enumerate(trace):
             if move in ("backward", "optimizer"):
-                ax.axvspan(i - 0.5, i + 0.5, color=VERMILION if move == "backward" else BLUE, alpha=0.13, lw=0)
+                ax.axvspan(i - 0.5, i + 0.5, color=PHASES[move], alpha=0.13, lw=0)
     for i in (i for i, gradient in enumerate(gradients) if np.isnan(gradient)):
-        top.text(i, 0, "none", color=DARK, ha="center", va="bottom", rotation=90, size=7.5)
-    bottom.set_xticks(x, [look[1] for look in trace], rotation=90, size=8)
+        top.text(i, 0, "none", color=DARK, ha="center", va="bottom", size=9)
+    bottom.set_xticks(x, [look[1] for look in trace], rotation=35, ha="right", rotation_mode="anchor")
     for step in sorted({look[0] for look in trace}):
         places = [i for i, look in enumerate(trace) if look[0] == step]
         top.text((places[0] + places[-1]) / 2, 1.03, f"step {step}", ha="center", transform=top.get_xaxis_transform())

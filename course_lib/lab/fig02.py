@@ -12,7 +12,8 @@ from course_lib.lab.phases import PHASES, Span
 from course_lib.lab.plots import BLUE, DARK, GREEN, GREY, VERMILION, NotebookFigure, surviving_steps
 
 SKY, ORANGE, PINK = "#56B4E9", "#E69F00", "#CC79A7"
-COLORS = dict(zip(PHASES, (SKY, VERMILION, GREY, SKY, PINK, BLUE, GREEN), strict=True)) | {"forward": ORANGE}
+# Moving data, forward, backward and the optimizer have notebook 01's colours.
+COLORS = dict(zip(PHASES, (ORANGE, VERMILION, GREY, ORANGE, PINK, BLUE, GREEN), strict=True)) | {"forward": SKY}
 NARROW = 0.14  # of a step: a shorter span has no room for its name
 FLOOR = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic axis
 
@@ -40,9 +41,9 @@ def step_figure(step: Sequence[Span]) -> NotebookFigure:
         if length > NARROW * end:
             ax.text(x, y, name, ha="center", va="center", color="white" if name == "backward" else "black")
         elif row == "process":
-            ax.text(first, y - 0.36, name, ha="right" if first > 800 * end else "left", va="bottom", size=9)
+            ax.text(first, y - 0.36, name, ha="right" if first > 800 * end else "left", va="bottom")
         else:
-            ax.text(first + 1e3 * length, y, f" {name}", va="center", size=9)
+            ax.text(first + 1e3 * length, y, f" {name}", va="center")
     ax.set(yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.9), xlabel="milliseconds")
     ax.tick_params(left=False)
     return figure
@@ -151,16 +152,16 @@ def rounding_figure(pairs: Mapping[str, tuple[Path, Path]]) -> NotebookFigure:
 
 def suspects_figure(found: Mapping[str, Sequence[float]]) -> NotebookFigure:
     """The evidence of the last exercise: three distances for each of four implementations, on a logarithmic axis."""
-    questions = ("64 samples: from plain", "63 samples: from plain", "64 samples: from what lane 0 alone gives")
-    figure, axes = _panels(len(found), 5.2, "Four home-made DataParallels: how far is the gradient?", sharex=True)
+    questions = ("64 samples: from plain", "63 samples: from plain", "64 samples: from lane 0 alone")
+    figure, axes = _panels(len(found), 6.0, "Four home-made DataParallels: how far is the gradient?", sharex=True)
     for ax, (name, distances) in zip(axes, found.items(), strict=True):
-        for row, (distance, color) in enumerate(zip(distances, (BLUE, VERMILION, GREY), strict=True)):
+        for row, (distance, color) in enumerate(zip(distances, (BLUE, SKY, GREY), strict=True)):
             ax.barh(row, max(distance, 1e-17), color=color, height=0.7)
-            ax.text(
-                1.3 * max(distance, 1e-17), row, f"{distance:.0e}" if distance else "exactly 0", va="center", size=8
-            )
-        ax.set(xscale="log", xlim=(1e-17, 50), ylim=(2.5, -0.5), xticks=[1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1])
-        ax.set_yticks(range(3), questions, size=8)
+            words = f"{distance:.0e}" if distance else "exactly 0"
+            ax.text(1.3 * max(distance, 1e-17), row, words, va="center", size=9)
+        ax.set(xscale="log", xlim=(1e-17, 50), ylim=(2.5, -0.5))
+        ax.set_xticks([1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 1], ["1e-15", "1e-12", "1e-9", "1e-6", "1e-3", "1"])
+        ax.set_yticks(range(3), questions, size=9)
         ax.set_title(name, loc="left", size=10, weight="bold", pad=2)
         ax.tick_params(left=False)
     axes[-1].set_xlabel("relative distance (1e-16 is rounding in float64)")

@@ -12,8 +12,8 @@ from course_lib.lab.plots import BLUE, DARK, GREEN, GREY, VERMILION, NotebookFig
 from course_lib.lab.ring import Ring
 from course_lib.lab.two_ranks import Trace
 
-SKY, ORANGE = "#56B4E9", "#E69F00"
-PALE_SKY, PALE_GREEN, PALE_GREY = "#9FD0F0", "#CFEBDD", "#EEEEEE"
+SKY, ORANGE, LIGHT_BLUE = "#56B4E9", "#E69F00", "#4D9CC9"
+PALE_GREEN, PALE_GREY = "#CFEBDD", "#EEEEEE"
 SPAN = {"arrowstyle": "<->", "color": VERMILION, "shrinkA": 0, "shrinkB": 0}
 BOLD: dict[str, Any] = {"loc": "left", "size": 12, "weight": "bold"}
 
@@ -40,11 +40,11 @@ def ring_figure(ring: Ring) -> Figure:
         ax.axis("off")
     for number, (ax, held) in enumerate(zip(panels, ring.held, strict=False)):
         name = f"round {number}" if number else "before"
-        ax.set_title(name, size=9, color=DARK)
+        ax.set_title(name, size=10, color=DARK)
         _draw_chunks(ax, held, ring.rounds[number - 1] if number else [])
     words = (
         "A coloured bar is a rank whose\nvalue is in the sum. A thick\nframe: has just arrived.\n\n"
-        "Upper row: reduce-scatter.\nLower row: all-gather."
+        "Numbers below: chunks.\nUpper row: reduce-scatter.\nLower row: all-gather."
     )
     axes[ranks].text(-0.15, 0.5, words, size=9, va="center", color=DARK, transform=axes[ranks].transAxes)
     done = all(str(int(value)) == "1" * ranks for row in ring.held[-1] for value in row)
@@ -69,8 +69,8 @@ def _draw_chunks(ax: Axes, held: list[list[float]], messages: list[tuple[int, fl
                 corner = (c + 0.06 + 0.88 * part / ranks, rank + 0.08)
                 ax.add_patch(Rectangle(corner, 0.88 / ranks, 0.84, color=colors[part % 6], lw=0, alpha=0.85))
     ax.set(xlim=(0, ranks), ylim=(ranks, 0), aspect="equal")
-    ax.set_yticks(np.arange(ranks) + 0.5, [f"rank {r}" for r in range(ranks)], size=7)
-    ax.set_xticks(np.arange(ranks) + 0.5, [str(c) for c in range(ranks)], size=7)
+    ax.set_yticks(np.arange(ranks) + 0.5, [f"rank {r}" for r in range(ranks)], size=9)
+    ax.set_xticks(np.arange(ranks) + 0.5, [str(c) for c in range(ranks)], size=9)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
@@ -98,23 +98,28 @@ def overlap_figure(passes: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         ax.set_yticks(range(len(lanes)), lanes)
         ax.tick_params(left=False)
         ax.spines[["top", "right", "left"]].set_visible(False)
-    axes[-1].set_xlabel("milliseconds since the backward pass began")
+    end = max(_end(times) for ranks in passes.values() for times in ranks)
+    axes[-1].set(xlabel="milliseconds since the backward pass began", xlim=(0, 1.14 * end))
     return figure
+
+
+def _end(times: Mapping[str, Any]) -> float:
+    return float(max(times["backward"][1], *(bucket["ended"] for bucket in times["buckets"])))
 
 
 def _draw_pass(ax: Axes, times: Mapping[str, Any], rank: int) -> None:
     y, last = 2 * rank, max(t for _, t in times["gradients"])
     before = times["backward"][0]
     for i, (_, t) in enumerate(times["gradients"]):
-        ax.barh(y, t - before, 0.6, before, color=SKY if i % 2 else PALE_SKY, lw=0)
+        ax.barh(y, t - before, 0.6, before, color=BLUE if i % 2 else LIGHT_BLUE, lw=0)
         before = t
     for number, bucket in enumerate(times["buckets"], 1):
         ax.barh(y + 1, bucket["ended"] - bucket["began"], 0.6, bucket["began"], color=ORANGE, ec="white", lw=0.8)
-        middle = (bucket["began"] + bucket["ended"]) / 2
-        ax.text(middle, y + 1, str(number), ha="center", va="center", size=8)
-    end = max(times["backward"][1], *(bucket["ended"] for bucket in times["buckets"]))
+        # Several can be on their way at once, but no two of them begin at once.
+        ax.text(bucket["began"], y + 1, f" {number}", va="center", size=9)
+    end = _end(times)
     ax.plot([last, last], [y - 0.35, y + 1.35], color=VERMILION, lw=1.2)
-    ax.annotate("", (end, y), (last, y), arrowprops=SPAN)
+    ax.annotate("", (end, y), (last, y), arrowprops=SPAN, annotation_clip=False)
     ax.text(end, y, f" waits {end - last:.0f} ms", color=VERMILION, va="center", size=9)
 
 

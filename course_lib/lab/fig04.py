@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from course_lib.engine import read_events
@@ -16,10 +15,12 @@ from course_lib.lab.plots import BLUE, DARK, GREEN, GREY, VERMILION, NotebookFig
 
 ORANGE, SKY, PURPLE = "#E69F00", "#56B4E9", "#CC79A7"
 Event = dict[str, Any]
+# Of a generation, starting up and training: the first grey, the next blue, here and in the overlay.
+_SHADES = (("#E0E0E0", "#8A8A8A"), ("#BFDDF0", BLUE), ("#F6DFA8", "#B27B00"), ("#BFE6D9", GREEN))
 
 
 def _axes(height: float, heights: tuple[int, ...] = (1,)) -> tuple[NotebookFigure, Any]:
-    figure = NotebookFigure(figsize=(8, height), dpi=90, layout="constrained", facecolor="white")
+    figure = NotebookFigure(figsize=(8, height), layout="constrained", facecolor="white")
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     for ax in [axes] if len(heights) == 1 else axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -39,21 +40,26 @@ def life_of_a_job(run: Path | str) -> NotebookFigure:
     zero, end = lives[0][0]["t"], max(life[-1]["t"] for life in lives)
     generations = sorted({life[-1]["generation"] for life in lives})
     ranks = sorted({life[-1]["rank"] for life in lives})
-    figure, ax = _axes(0.9 + 0.55 * (len(ranks) + 1))
-    ax.barh(0, end - zero + 0.8, left=-0.4, height=0.5, color=GREY)
-    ax.text(0, 0, "the agent (torchrun): starts workers, watches them, starts them again", va="center", size=9)
+    figure, ax = _axes(1.0 + 0.55 * (len(ranks) + 1))
+    ax.barh(0, end - zero + 0.8, left=-0.4, height=0.5, color="white", ec=DARK)
+    ax.text(0, 0, "the agent (torchrun): starts workers, watches them, starts them again", va="center")
     for life in lives:
         rank, generation = life[-1]["rank"], generations.index(life[-1]["generation"])
         born, died = life[0]["t"] - zero, life[-1]["t"] - zero
         first = next((e["t"] - zero for e in life if e["event"] == "step"), died)
-        ax.barh(rank + 1, died - born, left=born, height=0.6, color=(SKY, ORANGE, GREEN)[generation % 3])
-        ax.barh(rank + 1, died - first, left=first, height=0.6, color=(BLUE, VERMILION, GREEN)[generation % 3])
-        word = f"worker, generation {generation}"
-        ax.text(born + 0.02 * (end - zero), rank + 1, word, va="center", size=9, color="black", weight="bold")
+        light, dark = _SHADES[generation % len(_SHADES)]
+        ax.barh(rank + 1, first - born, left=born, height=0.6, color=light)
+        ax.barh(rank + 1, died - first, left=first, height=0.6, color=dark)
+        does = " starts up" if first - born > 0.28 * (end - zero) else ""
+        ax.text(born, rank + 1, f" generation {generation}{does}", va="center")
+        if died - first > 0.07 * (end - zero):
+            ax.text((first + died) / 2, rank + 1, "trains", va="center", ha="center", color="white", weight="bold")
     for death in [max(life[-1]["t"] for life in lives if life[-1]["generation"] == g) for g in generations[:-1]]:
-        ax.plot([death - zero] * 2, [0.4, len(ranks) + 0.8], color=DARK, lw=1.2, ls=":")
-        ax.text(death - zero, len(ranks) + 0.62, " a worker was killed: all of them go", size=8, color=DARK, va="top")
-    ax.set_ylim(len(ranks) + 0.8, -0.5)
+        ax.plot([death - zero] * 2, [0.4, len(ranks) + 1], color=VERMILION, lw=1.4, ls=":")
+        ax.text(
+            death - zero, len(ranks) + 0.75, "  one worker was killed: all of them go", color=VERMILION, va="center"
+        )
+    ax.set_ylim(len(ranks) + 1, -0.5)
     ax.set_yticks(range(len(ranks) + 1), ["agent", *(f"rank {rank}" for rank in ranks)])
     ax.set_xlabel("seconds (light: starting up, dark: training)")
     return figure
@@ -76,7 +82,7 @@ def epochs_trained(run: Path | str) -> NotebookFigure:
             ax.barh(row, share * 0.96, left=epoch + 0.02, height=0.7, color=color)
             word = "again!" if epoch in whole else f"epoch {epoch}" if share == 1 else "cut"
             inside = {"color": "white" if share == 1 else DARK, "weight": "bold"}
-            ax.text(epoch + 0.06, row, word, va="center", size=9, **inside)
+            ax.text(epoch + 0.06, row, word, va="center", **inside)
         whole |= {e for g, e in steps if g == generation and len(steps[g, e]) == size}
     ax.set_yticks(range(len(generations)), [f"generation {number}" for number in generations])
     ax.set_ylim(len(generations) - 0.4, -0.6)
@@ -122,15 +128,15 @@ _FLOOR = 1e-6  # where a difference of exactly 0 is drawn, on an axis that has n
 def line_up() -> NotebookFigure:
     """Seven resumed runs: how far their losses are from the uninterrupted run's, by step, without their names."""
     whole = lineup.uninterrupted()
-    figure = NotebookFigure(figsize=(8, 9.5), dpi=90, layout="constrained", facecolor="white")
+    figure = NotebookFigure(figsize=(8, 9.5), layout="constrained", facecolor="white")
     axes = list(figure.subplots(4, 2, sharex=True, sharey=True).flat)
     for ax, (number, piece) in zip(axes, lineup.suspects().items(), strict=False):
         _draw_suspect(ax, number, lineup.resume_without(piece), whole)
     axes[-1].axis("off")
-    words = {BLUE: "training loss", VERMILION: "held-out loss (eval mode)", "#DDDDDD": "steps that no twin has"}
-    axes[-1].legend(handles=[Patch(color=c, label=word) for c, word in words.items()], loc="center", frameon=False,
-                    title="distance to the uninterrupted run")  # fmt: skip
-    axes[-1].text(0.5, 0.2, "filled dots: the first four steps", ha="center", transform=axes[-1].transAxes, size=9)
+    words = ["distance to the uninterrupted run:", "blue: of the training loss"]
+    words += ["red, dashed: of the held-out loss", "dots: the first four steps", "grey: steps that the twin hasn't"]
+    for row, (line, color) in enumerate(zip(words, (DARK, BLUE, VERMILION, DARK, DARK), strict=True)):
+        axes[-1].text(0.05, 0.85 - 0.14 * row, line, color=color, transform=axes[-1].transAxes)
     return figure
 
 
@@ -144,9 +150,9 @@ def _draw_suspect(ax: Axes, number: str, resumed: lineup.Curves, whole: lineup.C
     end = start + len(resumed.train)
     if end > len(whole.train):
         ax.axvspan(len(whole.train), end, color="#DDDDDD", lw=0)
-        ax.text(end - 0.3, 3.2, f"{end - len(whole.train)} too many", ha="right", va="top", size=8)
+        ax.text(len(whole.train) + 0.3, 3.2, f"{end - len(whole.train)} too many", va="top", size=9)
     ax.set_title(f"curve {number}", loc="left", size=10, weight="bold")
-    ax.set(yscale="log", ylim=(_FLOOR / 2, 6))
+    ax.set(yscale="log", ylim=(_FLOOR / 2, 6), xlabel="step")
     ax.set_yticks([_FLOOR, 1e-4, 1e-2, 1], ["0 exactly", "0.0001", "0.01", "1"])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.tick_params(labelbottom=True)
@@ -161,21 +167,33 @@ def who_used_what(run: Path | str) -> NotebookFigure:
     colors = dict(zip(starts, (GREY, BLUE, ORANGE, GREEN, PURPLE), strict=False))
     ranks = {event["generation"]: event["world_size"] for event in events}
     epochs = sorted({event["epoch"] for event in events})
-    figure, ax = _axes(1.3 + 0.6 * len(epochs))
+    figure, ax = _axes(0.9 + 0.75 * len(epochs))
     for event in kept.values():
         low, high = event["samples"]
         ax.barh(event["epoch"], high - low, left=low, height=0.4, color=colors[event["generation"]], ec="white", lw=0.5)
     lost = {(e["generation"], e["step"]): e for e in events if kept[e["step"]]["generation"] != e["generation"]}
     for event in lost.values():
         low, high = event["samples"]
-        ax.barh(
-            event["epoch"] - 0.31, high - low, left=low, height=0.14, color=VERMILION, hatch="///", ec="white", lw=0
-        )
-    names = [f"start {n}: {ranks[g]} rank{'s' * (ranks[g] > 1)}" for n, g in enumerate(starts, 1)]
-    handles = [Patch(color=colors[g], label=name) for g, name in zip(starts, names, strict=True)]
-    handles.append(Patch(fc=VERMILION, ec="white", hatch="///", label="lost, done again"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False, fontsize=8, handlelength=1.2)
+        look = {"color": VERMILION, "hatch": "///", "ec": "white", "lw": 0}
+        ax.barh(event["epoch"] - 0.31, high - low, left=low, height=0.14, **look)
+    for number, generation in enumerate(starts, 1):
+        epoch, low, _ = _longest([event for event in kept.values() if event["generation"] == generation])
+        name = f"start {number}: {ranks[generation]} rank{'s' * (ranks[generation] > 1)}"
+        ink = DARK if colors[generation] == GREY else colors[generation]
+        ax.text(low + 6, epoch + 0.23, name, color=ink, va="top", weight="bold")
+    if lost:
+        epoch, _, high = _longest(list(lost.values()))
+        ax.text(high, epoch - 0.31, "  lost, done again", color=VERMILION, va="center", weight="bold")
     ax.set_yticks(epochs, [f"epoch {epoch}" for epoch in epochs])
-    ax.set_ylim(max(epochs) + 0.5, -0.6)
+    ax.set_ylim(max(epochs) + 0.6, -0.6)
     ax.set_xlabel("samples of the epoch, in its order (each block is one optimizer step)")
     return figure
+
+
+def _longest(steps: list[Event]) -> tuple[int, int, int]:
+    """The epoch of which these steps used most, and the first and the last sample of it that they used."""
+    spans: dict[int, list[int]] = defaultdict(list)
+    for step in steps:
+        spans[step["epoch"]] += step["samples"]
+    epoch = max(spans, key=lambda epoch: max(spans[epoch]) - min(spans[epoch]))
+    return epoch, min(spans[epoch]), max(spans[epoch])

@@ -20,7 +20,7 @@ ORANGE, SKY, PURPLE, PALE = "#E69F00", "#56B4E9", "#CC79A7", "#F2F2F2"
 
 def figure_of(height: float, columns: int = 1, **options: Any) -> tuple[NotebookFigure, list[Any]]:
     """A figure of the course's width with a row of panels."""
-    figure = NotebookFigure(figsize=(8, height), dpi=90, layout="constrained", facecolor="white")
+    figure = NotebookFigure(figsize=(8, height), layout="constrained", facecolor="white")
     panels = list(figure.subplots(1, columns, squeeze=False, **options)[0])
     for ax in panels:
         ax.spines[["top", "right"]].set_visible(False)
@@ -70,7 +70,7 @@ def bits(value: float) -> NotebookFigure:
         middle = (places[0] + places[-1]) / 2
         ax.text(middle, 1.1, name, ha="center", color=color, weight="bold", transform=ax.get_xaxis_transform())
     ax.set(yscale="log", xlim=(32, -1.5), ylim=(1e-28, 1e46), xlabel="the bit that is flipped")
-    ax.set_xticks([31, 30, 23, 22, 0])
+    ax.set_xticks([31, 30, 23, 22, 0], ["31", "30", "23", "22", "0"], size=9)
     ax.set_yticks([1e-20, 1, 1e20, 1e38], ["1e-20", "1", "1e20", "1e38"])
     ax.set_ylabel("its size then")
     return figure
@@ -112,13 +112,13 @@ def crash_map(publish: Publish) -> NotebookFigure:
     ax.text(0, -1.0, "when this line is done and the machine dies …", color=DARK, va="center")
     ax.text(5.2, -1.0, "… this may be under the name", color=DARK, va="center")
     for y, row in enumerate(rows):
-        ax.text(0, y, row.code[:56], family="monospace", size=8.5, va="center", color="black" if row.line else DARK)
+        ax.text(0, y, row.code[:56], family="monospace", size=9, va="center", color="black" if row.line else DARK)
         for x, state in enumerate(row.found):
             face, ink = _LOOKS.get(state, (VERMILION, "white"))
             if state in row.bad:
                 face, ink = VERMILION, "white"
             ax.add_patch(Rectangle((5.2 + 0.98 * x, y - 0.42), 0.94, 0.84, fc=face, ec="white"))
-            ax.text(5.67 + 0.98 * x, y, state if len(state) < 9 else "lost", ha="center", va="center", size=8.5,
+            ax.text(5.67 + 0.98 * x, y, state if len(state) < 9 else "lost", ha="center", va="center", size=9,
                     color=ink, weight="bold")  # fmt: skip
     ax.set(xlim=(-0.05, 10.2), ylim=(len(rows) - 0.4, -1.5))
     return figure

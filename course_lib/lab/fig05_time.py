@@ -17,7 +17,7 @@ _FLOOR = 1e-6  # where a difference of exactly 0 is drawn, on an axis that has n
 def lost_pieces() -> NotebookFigure:
     """Five resumed runs, without their names: how far each is from the run that nobody killed, and its best.pt."""
     whole = left_out.uninterrupted()
-    figure = NotebookFigure(figsize=(8, 6.4), dpi=90, layout="constrained", facecolor="white")
+    figure = NotebookFigure(figsize=(8, 6.4), layout="constrained", facecolor="white")
     axes = list(figure.subplots(3, 2, sharex=True, sharey=True).flat)
     for ax, (letter, piece) in zip(axes, left_out.suspects().items(), strict=False):
         _draw_run(ax, letter, left_out.resume_without(piece), whole)

@@ -38,13 +38,14 @@ def crash_rows(publish: Publish) -> list[Row]:
 
 
 def verdict(publish: Publish) -> str:
-    """What the rows come to, in one line."""
+    """What the rows come to, and where the promise is broken first."""
     rows = crash_rows(publish)
     broken = [row for row in rows if row.bad]
     if not broken:
         return f"keeps its promise at all {len(rows)} moments"
     first = broken[0]
-    return f"breaks its promise at {len(broken)} of {len(rows)} moments, first {_place(first)}: {_words(first.bad)}"
+    moments = f"breaks its promise at {len(broken)} of {len(rows)} moments"
+    return f"{moments};\nfirst {_place(first)}: {_words(first.bad)}"
 
 
 def judge(publish: Publish) -> str | None:

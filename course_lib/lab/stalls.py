@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -141,7 +142,8 @@ def _steps(step: Callable[[], None], spans: list[Span], count: int) -> None:
 def recorded_table(path: Path) -> str:
     """What scripts/bench/snapshot_stall.py has measured, as a table of medians for each state, labelled as recorded."""
     found = json.loads(path.read_text())
-    lines = [f"RECORDED {found['recorded']}, torch {found['versions']['torch']}", found["command"]]
+    head = f"RECORDED {found['recorded']}, torch {found['versions']['torch']}"
+    lines = [*wrap(head, 96), found["command"]]
     for state, figures in found["stalls"].items():
         title = f"{state}, {figures['bytes'] / 1e6:.0f} MB"
         lines += ["", f"{title:32}{'held up':>10}{'in memcpys':>12}{'written after':>15}"]

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -136,8 +137,9 @@ def main() -> None:
     for byte in options.bytes:
         for way in WAYS:
             deaths.append(kill(way, byte, old, new, options.folder))
-            found = f"finds step {deaths[-1].step}" if deaths[-1].step else deaths[-1].error[:80]
-            print(f"{way:>8}, killed at byte {deaths[-1].byte:>10,}: {found}", flush=True)
+            last = deaths[-1]
+            found = f"finds step {last.step}" if last.step else shorten(last.error, 62, placeholder=" …")
+            print(f"{way:>8}, killed at byte {last.byte:>10,}: {found}", flush=True)
     (options.folder / "deaths.json").write_text(json.dumps([asdict(death) for death in deaths], indent=1))
 
 

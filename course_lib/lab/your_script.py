@@ -57,11 +57,10 @@ def added_lines(script: Path) -> int:
 
 def changes(script: Path) -> Diff:
     """What `script` changes in the original, and a link that opens it from a notebook."""
-    path = os.path.relpath(script, _NOTEBOOKS)
     name = os.path.relpath(script, _NOTEBOOKS.parent)
     head = [f"--- notebooks/{ORIGINAL.name}", f"+++ {name}"]
-    summary = f"{added_lines(script)} lines are new or changed, of {MOST_LINES} that you may. Edit: [{name}]({path})"
-    return Diff("\n".join([*head, *_difference(script, context=2)]), summary)
+    summary = f"{added_lines(script)} lines are new or changed, of {MOST_LINES} that you may."
+    return Diff("\n".join([*head, *_difference(script, context=2)]), summary, os.path.relpath(script, _NOTEBOOKS))
 
 
 def recovery(script: Path, folder: Path) -> Figure | None:

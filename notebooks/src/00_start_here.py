@@ -130,55 +130,46 @@ from course_lib.lab.machine import machine_report
 machine_report()
 
 # %% [markdown]
-# ## Ten questions about runs that you have not seen
+# ## Ten questions
 #
-# Take the command of this notebook, change it as each question says, and answer before you open the fold. Better: try
-# it.
+# They are about runs that you have not seen: take the command of this notebook, change it as each question says, and
+# answer before you open the fold. Better: try it.
 #
 # 1. You leave out `--max-restarts 3` and kill rank 1 as before. What is left a second later?
-# <details><summary>answer</summary>Nothing runs: torchrun restarts 0 times unless told otherwise, and ends with exit
-# code 1. The snapshots are still there, and the same command typed again goes on from the newest.</details>
-#
+#    <details><summary>answer</summary>Nothing runs: torchrun restarts 0 times unless told otherwise, and ends with
+#    exit code 1. The snapshots are still there, and the same command typed again goes on from the newest.</details>
 # 2. `--snapshot-every 4`, and rank 1 dies in step 27. Where does start 2 begin, and how many steps are done again?
-# <details><summary>answer</summary>After 24 steps. The steps 24, 25 and 26 are done again: 3. Step 27 had not been
-# done, so it is not repeated.</details>
-#
+#    <details><summary>answer</summary>After 24 steps. The steps 24, 25 and 26 are done again: 3. Step 27 had not been
+#    done, so it is not repeated.</details>
 # 3. `--snapshot-every 1000`, and rank 1 dies in step 27. Where does start 2 begin, and what is the max difference at
 #    the end?
-# <details><summary>answer</summary>At step 0, with 27 steps done again; and still 0.0. A snapshot saves time. The
-# zero comes from the determinism.</details>
-#
+#    <details><summary>answer</summary>At step 0, with 27 steps done again; and still 0.0. A snapshot saves time. The
+#    zero comes from the determinism.</details>
 # 4. The twin gets `--seed 1`, the killed run stays as it is. Which of the three claims change?
-# <details><summary>answer</summary>The max difference is no longer 0.0, and "same weights" is False: other initial
-# weights, another order of the samples. "Restarts 1" stays, since only the killed run's record says it.</details>
-#
+#    <details><summary>answer</summary>The max difference is no longer 0.0, and "same weights" is False: other initial
+#    weights, another order of the samples. "Restarts 1" stays, since only the killed run's record says it.</details>
 # 5. Somebody's snapshot forgets the optimizer's momentum, and the job resumes after 20 steps. At which step does the
 #    lowest panel leave zero?
-# <details><summary>answer</summary>At step 21. The loss of step 20 is computed with the right weights; the update
-# that follows is the first that misses the momentum, and the next loss shows it.</details>
-#
+#    <details><summary>answer</summary>At step 21. The loss of step 20 is computed with the right weights; the update
+#    that follows is the first that misses the momentum, and the next loss shows it.</details>
 # 6. You kill a rank four times, each time after the job has come back. What does the fourth kill do?
-# <details><summary>answer</summary>It ends the job with exit code 1: three restarts were allowed. A new launch has
-# three again, and goes on from the newest snapshot.</details>
-#
+#    <details><summary>answer</summary>It ends the job with exit code 1: three restarts were allowed. A new launch has
+#    three again, and goes on from the newest snapshot.</details>
 # 7. `--nproc-per-node 3`. How many processes does the tree show, and how many images does the job use in one step?
-# <details><summary>answer</summary>Four: the agent and three ranks (a moment later each rank has a guard, which
-# kills it should it hang). Still 64 images, as 22 + 21 + 21: the batch
-# belongs to the experiment, not to the machine.</details>
-#
+#    <details><summary>answer</summary>Four: the agent and three ranks (a moment later each rank has a guard, which
+#    kills it should it hang). Still 64 images, as 22 + 21 + 21: the batch belongs to the experiment, not to the
+#    machine.</details>
 # 8. The job has finished, and you type its command again with the same `--run-dir`. How many steps does it do?
-# <details><summary>answer</summary>None. It finds the snapshot of the last step, says "nothing to do", and ends with
-# exit code 0.</details>
-#
+#    <details><summary>answer</summary>None. It finds the snapshot of the last step, says "nothing to do", and ends
+#    with exit code 0.</details>
 # 9. You send rank 1 a SIGTERM instead of the SIGKILL. How many restarts, and how many steps are lost?
-# <details><summary>answer</summary>No restart and no step. SIGTERM can be caught: the ranks agree on a step, write a
-# snapshot after it and leave, and the agent is told not to start them again. The same command goes on from
-# there.</details>
-#
+#    <details><summary>answer</summary>No restart and no step. SIGTERM can be caught: the ranks agree on a step, write
+#    a snapshot after it and leave, and the agent is told not to start them again. The same command goes on from
+#    there.</details>
 # 10. In the overlay of a job, start 2 begins at step 30 and the yellow band is 10 steps wide. What was the last step
-#    that start 1 did?
-# <details><summary>answer</summary>Step 39: the steps 30 to 39 were lost. The snapshot that was due after 40 steps
-# was not yet there.</details>
+#     that start 1 did?
+#     <details><summary>answer</summary>Step 39: the steps 30 to 39 were lost. The snapshot that was due after 40
+#     steps was not yet there.</details>
 
 # %% [markdown]
 # ## In five lines

@@ -4,8 +4,8 @@
 # Before many machines can train one model, and before one of them can die without harm, we must know exactly what it
 # is that they do. **What is a training step? What belongs to it, what does it change, and where does its time go?**
 #
-# The answers fit into ten lines of code, which you will read, run, break and time here. Three of them carry the
-# rest of the course:
+# The answers fit into ten lines of code, which you will read, run, break and time here. Three findings carry the rest
+# of the course:
 #
 # - the gradient of a batch is a *sum of parts*: that is why many devices can share it;
 # - the order of samples can be a *pure function*: that is why a restart need not lose its place;
@@ -104,10 +104,10 @@ print("a forward pass alone moves batch norm's running mean:", not torch.equal(m
 # and in the optimizer, and everything else (scores, loss, gradients) can be computed again. A snapshot is taken there
 # and nowhere else.
 #
-# “The model” is a little more than its weights: batch norm keeps running averages of what it has seen, and these
+# "The model" is a little more than its weights: batch norm keeps running averages of what it has seen, and these
 # *buffers* move in the forward pass, as the last line shows. A snapshot must hold them, too.
 #
-# Why “and in the optimizer”? Ours has no memory yet. But SGD with momentum keeps a *velocity* for each weight, 0.9 of
+# Why "and in the optimizer"? Ours has no memory yet. But SGD with momentum keeps a *velocity* for each weight, 0.9 of
 # the old one plus the new gradient, and goes along the velocity instead of the gradient.
 #
 # **Predict.** A weight is 1.0, the learning rate 0.1, the momentum 0.9, and the gradient is 2.0 in the first step and
@@ -228,7 +228,7 @@ print(
 
 # %% [markdown] tags=["exercise"]
 # It isn't. Batch norm trains well, and it is the default of our scripts, but cutting its batch makes it *another
-# experiment*. Whenever this course claims “the same on any number of ranks”, it uses group norm.
+# experiment*. Whenever this course claims "the same on any number of ranks", it uses group norm.
 #
 # ## 3 · The order is a function
 #
@@ -368,7 +368,7 @@ fig01.learning(read_events(run).events)
 # Past 95 %, and the loop that you ran in this page and the program that ran beside it went down the *same curve*,
 # step by step. That is no luck: the weights come from the seed, the order from the seed and the epoch, and nothing
 # else is random. It is the ground that we build on. A run that can be repeated exactly can be *interrupted* and
-# repeated exactly, and then “the crash did no harm” is no hope, but a difference that you can print.
+# repeated exactly, and then "the crash did no harm" is no hope, but a difference that you can print.
 #
 # ## 5 · Where a step's time goes
 #
@@ -533,14 +533,14 @@ check.bugs(answer)
 # %% [markdown]
 # Solved, or stuck? [The solutions](solutions/01_single_gpu.ipynb).
 #
-# ## Quiz
+# ## Ten questions
 #
 # Say your answer aloud before you unfold it; most can be tried in a new cell.
 #
 # 1. `!python scripts/single_gpu.py --epochs 3 --global-batch-size 100 …`: how many steps does the report count, and
 #    how large is an epoch's last batch?
 #    <details><summary>answer</summary>45 steps, and 100: 1,500 is 15 × 100, so there is no tail.</details>
-# 2. The same with `--global-batch-size 1500 --epochs 4`. Is <code>accuracy(run) > 0.95</code> still true?
+# 2. The same with `--global-batch-size 1500 --epochs 4`. Is `accuracy(run) > 0.95` still true?
 #    <details><summary>answer</summary>No. The model sees as many images, but there are four optimizer steps in all:
 #    the weights jump four times.</details>
 # 3. In the picture of one weight: move `optimizer.zero_grad()` to right after `loss.backward()`. How does the lower

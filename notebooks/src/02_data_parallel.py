@@ -1,8 +1,6 @@
 # %% [markdown]
 # # 02 · Data parallel: one process, many devices
 #
-# *About 60 minutes. The loop is [notebook 01](01_single_gpu.ipynb)'s; you need nothing but a CPU.*
-#
 # You have four GPUs in one machine and a script for one. PyTorch offers to settle the matter in a single line,
 # `model = nn.DataParallel(model)`, and its own manual advises against it. Both are worth understanding. The line is
 # short because it hides a simple machine of four parts; take it apart, and you know what *every* kind of data
@@ -12,6 +10,9 @@
 #
 # 1. What has to travel between them in *every* step, and what only once?
 # 2. Can four threads of one Python process keep four devices busy?
+#
+# *For teachers: 60 minutes. To discuss: your team has one machine with two GPUs, a script that works, and a deadline
+# tomorrow. Would you put in the one line? What would you look at first?*
 
 # %% ready
 # No module named course_lib? This kernel isn't the course's: close it, and say `make lab` in the course's folder.
@@ -240,7 +241,7 @@ def gradient(lanes, norm="group"):
 expected = gradient(lanes=0)
 for lanes in (1, 2, 4, 7):
     distance = (gradient(lanes) - expected).abs().max().item()
-    print(f"{lanes} lanes: {len(expected):,} gradients, all within 1e-10: {distance < 1e-10}")
+    print(f"{lanes} lane{'s' * (lanes > 1)}: {len(expected):,} gradients, all within 1e-10: {distance < 1e-10}")
 
 # %% [markdown]
 # **Equal**, but for the last bits of rounding, whatever the parts. The loss is a mean over samples, and its gradient
@@ -272,8 +273,8 @@ step_figure(fastest(some_steps(lanes=2)))
 # %% [markdown]
 # From left to right: the process cuts the batch and copies the network; then it waits while the lanes run; then it is
 # alone again with the gathered scores, the loss, and the optimizer. **Everything in the upper row that stands before
-# or after the lanes is time in which all devices but the first wait.** (`backward` runs on all GPUs, as `forward`
-# does; on a CPU autograd takes the lanes one after another.)
+# or after the lanes is time in which all devices but the first wait,** with one exception: on GPUs `backward` runs on
+# all of them, as `forward` does. (On a CPU autograd takes the lanes one after another.)
 #
 # ## 4. Break it: batch norm
 #
@@ -487,51 +488,40 @@ culprits = {"1": "batch norm", "2": "mean of means", "3": "nothing wrong", "4": 
 check.culprits(culprits)
 
 # %% [markdown]
-# ## Quiz
+# ## Ten questions
 #
 # Answer first, then unfold.
 #
-# **1.** `data_parallel.py --lanes 4 --norm group` instead of `--lanes 2`. What becomes of "first two losses within
-# 1e-5"?
-# <details><summary>Answer</summary>It stays true. The gradient is a sum over samples, wherever you cut it.</details>
-#
-# **2.** Both scripts with `--norm batch`. At which step do the losses part, and is it rounding?
-# <details><summary>Answer</summary>At the first one, visibly, in float64 as well: each lane centres by its own
-# samples, so the scores differ before any weight has changed. It isn't rounding.</details>
-#
-# **3.** `--lanes 1`. How far apart are the two scripts' losses then?
-# <details><summary>Answer</summary>Exactly 0.0: one part, the network itself, nothing added up in another
-# order.</details>
-#
-# **4.** `scatter(torch.arange(12), 8)`: how many parts, and of which sizes?
-# <details><summary>Answer</summary>Six parts of 2. The size is 12/8 rounded up; two lanes stand idle.</details>
-#
-# **5.** In section 1 you load `wrapped.module.state_dict()` into `plain`, again with `strict=False`. How many keys are
-# missing?
-# <details><summary>Answer</summary>None. The inner network has the names without `module.`.</details>
-#
-# **6.** In section 4 you make the samples of lane 1, `images[32:]`, all zeros. What becomes of the orange dots?
-# <details><summary>Answer</summary>Nothing. They are lane 0's, and stay in their rings; the grey ones move.</details>
-#
-# **7.** You race four threads in place of two. How many cores do they use?
-# <details><summary>Answer</summary>Still one core's worth at most; each gets a quarter of it.</details>
-#
-# **8.** You measure the replicate share with 4 lanes again, with 512 samples a step. Does it grow or shrink?
-# <details><summary>Answer</summary>It shrinks: copies cost the same, and the rest of the step takes eight times the
-# work.</details>
-#
-# **9.** A colleague's two curves, lanes and one device, are 1e-3 apart after an epoch, in float32 *and* in float64.
-# Rounding?
-# <details><summary>Answer</summary>No. In float64 rounding would be some billion times smaller. The gradients really
-# differ.</details>
-#
-# **10.** In the memory drawing, the model is trained on 8 GPUs with the same 32 sequences. What happens to GPU 0's
-# "all scores"?
-# <details><summary>Answer</summary>It stays as it is: they are all gathered there, however many GPUs made them. Only
-# "own scores" halve.</details>
-#
-# *To discuss in class: your team has one machine with two GPUs, a script that works, and a deadline tomorrow. Would
-# you put in the one line? What would you look at first?*
+# 1. `data_parallel.py --lanes 4 --norm group` instead of `--lanes 2`. What becomes of "first two losses within 1e-5"?
+#    <details><summary>answer</summary>It stays true. The gradient is a sum over samples, wherever you cut
+#    it.</details>
+# 2. Both scripts with `--norm batch`. At which step do the losses part, and is it rounding?
+#    <details><summary>answer</summary>At the first one, visibly, in float64 as well: each lane centres by its own
+#    samples, so the scores differ before any weight has changed. It isn't rounding.</details>
+# 3. `--lanes 1`. How far apart are the two scripts' losses then?
+#    <details><summary>answer</summary>Exactly 0.0: one part, the network itself, nothing added up in another
+#    order.</details>
+# 4. `scatter(torch.arange(12), 8)`: how many parts, and of which sizes?
+#    <details><summary>answer</summary>Six parts of 2. The size is 12/8 rounded up; two lanes stand idle.</details>
+# 5. In section 1 you load `wrapped.module.state_dict()` into `plain`, again with `strict=False`. How many keys are
+#    missing?
+#    <details><summary>answer</summary>None. The inner network has the names without <code>module.</code>.</details>
+# 6. In section 4 you make the samples of lane 1, `images[32:]`, all zeros. What becomes of the orange dots?
+#    <details><summary>answer</summary>Nothing. They are lane 0's, and stay in their rings; the grey ones
+#    move.</details>
+# 7. You race four threads in place of two. How many cores do they use?
+#    <details><summary>answer</summary>Still one core's worth at most; each gets a quarter of it.</details>
+# 8. You measure the replicate share with 4 lanes again, with 512 samples a step. Does it grow or shrink?
+#    <details><summary>answer</summary>It shrinks: copies cost the same, and the rest of the step takes eight times
+#    the work.</details>
+# 9. A colleague's two curves, lanes and one device, are 1e-3 apart after an epoch, in float32 *and* in float64.
+#    Rounding?
+#    <details><summary>answer</summary>No. In float64 rounding would be some billion times smaller. The gradients
+#    really differ.</details>
+# 10. In the memory drawing, the model is trained on 8 GPUs with the same 32 sequences. What happens to GPU 0's "all
+#     scores"?
+#     <details><summary>answer</summary>It stays as it is: they are all gathered there, however many GPUs made them.
+#     Only "own scores" halve.</details>
 #
 # ## In five lines
 #

@@ -317,7 +317,8 @@ check.weight(my_weight)
 # %% scene-accumulate
 display(show(scenes.accumulate))
 for name, seen in observed(evidence, "accumulate")[0].items():
-    print(f"{name:>10}: {seen['all-reduces']} all-reduces, gradient {seen['gradient']}")
+    count = seen["all-reduces"]
+    print(f"{name:>10}: {count} all-reduce{'s' * (count > 1)}, gradient {seen['gradient']}")
 
 # %% [markdown]
 # Four times the traffic for nothing, or once. The third line forgot to divide each loss by the number of
@@ -376,9 +377,10 @@ curves_figure(curves, "epoch", "loss", "The same data, in steps of 64 and of 512
 ranks = observed(evidence, "unused")
 for name in ("default", "find_unused_parameters"):
     for rank, seen in enumerate(ranks):
-        result = seen[name]
+        result, steps = seen[name], seen[name]["steps"]
         ended = "then an error" if result["error"] else "no error"
-        print(f"{name}, rank {rank}: {result['steps']} step(s), {ended}; body's gradient {result['gradient']:.0f}")
+        gradient = f"body's gradient {result['gradient']:.0f}"
+        print(f"{name}, rank {rank}: {steps} step{'s' * (steps > 1)}, {ended}; {gradient}")
 
 error = ranks[1]["default"]["error"]
 print(error.split(". ")[0], next(line for line in error.splitlines() if "indices" in line), sep="\n")
@@ -399,7 +401,7 @@ print(error.split(". ")[0], next(line for line in error.splitlines() if "indices
 # %% exercise-unused tags=["exercise"]
 from course_lib.lab.ddp_evidence import Detector, second_step_error
 
-print([name for name, _ in Detector().named_parameters()])
+print(*(name for name, _ in Detector().named_parameters()))
 print(second_step_error())
 # SOLUTION
 idle = "c"
@@ -485,41 +487,37 @@ check.bugs(found)
 # %% [markdown]
 # ## Ten questions
 #
-# <details><summary>1. You run <code>scripts/ddp_spawn.py</code> with <code>--processes 3</code> instead of 2 (group
-# norm, float64, one epoch). How far is its curve from the one-process curve?</summary> Below 1e-8, as with two: the
-# global batch is 64 at every world size, and each sample weighs 1/64. Only the order of the sums differs.</details>
+# Answer before you unfold. Most of them change something above, so you can try it.
 #
-# <details><summary>2. In the <code>tail</code> scene the samples are 1, 2 and 3 instead of 1, 2 and 9. What does
-# <code>plain</code> give?</summary> (1.5 + 3) / 2 = 2.25; the truth is 2.</details>
-#
-# <details><summary>3. The ring figure with 8 ranks: how many rounds, and after how many does some rank first hold a
-# complete sum?</summary> 14 rounds; after 7, at the end of the reduce-scatter, each rank holds exactly one.</details>
-#
-# <details><summary>4. The recorded network has 12 layers, a bucket for each. How many all-reduces begin before the
-# last gradient?</summary>
-# Eleven: only the last bucket waits for the last gradient.</details>
-#
-# <details><summary>5. <code>DistributedSampler</code> on 5 samples and 4 ranks: which samples are asked
-# twice?</summary> 0, 1 and 2: it pads to 8, the next multiple of 4.</details>
-#
-# <details><summary>6. In the <code>accumulate</code> scene, <code>no_sync</code> also covers the last micro-batch.
-# How many all-reduces, and which gradient on rank 0?</summary> None, and 2.5: the mean of rank 0's own 1, 2, 3 and 4.
-# Rank 1 has 6.5, and the ranks part.</details>
-#
-# <details><summary>7. The <code>unused</code> scene's loop runs once instead of twice. What does the log
-# show?</summary> No error at all, and gradients of 1 and 3 that were never averaged.</details>
-#
-# <details><summary>8. In the <code>buffers</code> scene rank 1 sees 20 and 22 instead of 10 and 12. The running means
-# after a step, and after the broadcast?</summary> 0.1 and 2.1; then 0.1 on both. Rank 1's view is thrown away, not
-# averaged.</details>
-#
-# <details><summary>9. Curve A of exercise 7, but with 16 samples instead of 19. What does it look like?</summary>
-# Flat zero: two full steps an epoch, equal shares, so the missing weight is 1 anyway. The bug waits for other
-# data.</details>
-#
-# <details><summary>10. In the <code>bypass</code> scene both ranks feed x = 1. Do the weights through
-# <code>model.module(x)</code> still drift apart?</summary> No: equal start, equal gradients. Bugs of this kind hide
-# whenever all ranks see the same data.</details>
+# 1. You run `scripts/ddp_spawn.py` with `--processes 3` instead of 2 (group norm, float64, one epoch). How far is its
+#    curve from the one-process curve?
+#    <details><summary>answer</summary>Below 1e-8, as with two: the global batch is 64 at every world size, and each
+#    sample weighs 1/64. Only the order of the sums differs.</details>
+# 2. In the `tail` scene the samples are 1, 2 and 3 instead of 1, 2 and 9. What does `plain` give?
+#    <details><summary>answer</summary>(1.5 + 3) / 2 = 2.25; the truth is 2.</details>
+# 3. The ring figure with 8 ranks: how many rounds, and after how many does some rank first hold a complete sum?
+#    <details><summary>answer</summary>14 rounds; after 7, at the end of the reduce-scatter, each rank holds exactly
+#    one.</details>
+# 4. The recorded network has 12 layers, a bucket for each. How many all-reduces begin before the last gradient?
+#    <details><summary>answer</summary>Eleven: only the last bucket waits for the last gradient.</details>
+# 5. `DistributedSampler` on 5 samples and 4 ranks: which samples are asked twice?
+#    <details><summary>answer</summary>0, 1 and 2: it pads to 8, the next multiple of 4.</details>
+# 6. In the `accumulate` scene, `no_sync` also covers the last micro-batch. How many all-reduces, and which gradient
+#    on rank 0?
+#    <details><summary>answer</summary>None, and 2.5: the mean of rank 0's own 1, 2, 3 and 4. Rank 1 has 6.5, and the
+#    ranks part.</details>
+# 7. The `unused` scene's loop runs once instead of twice. What does the log show?
+#    <details><summary>answer</summary>No error at all, and gradients of 1 and 3 that were never averaged.</details>
+# 8. In the `buffers` scene rank 1 sees 20 and 22 instead of 10 and 12. The running means after a step, and after the
+#    broadcast?
+#    <details><summary>answer</summary>0.1 and 2.1; then 0.1 on both. Rank 1's view is thrown away, not
+#    averaged.</details>
+# 9. Curve A of exercise 7, but with 16 samples instead of 19. What does it look like?
+#    <details><summary>answer</summary>Flat zero: two full steps an epoch, equal shares, so the missing weight is 1
+#    anyway. The bug waits for other data.</details>
+# 10. In the `bypass` scene both ranks feed x = 1. Do the weights through `model.module(x)` still drift apart?
+#     <details><summary>answer</summary>No: equal start, equal gradients. Bugs of this kind hide whenever all ranks
+#     see the same data.</details>
 #
 # ## In five lines
 #

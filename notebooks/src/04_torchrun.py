@@ -35,9 +35,11 @@ setup()
 # %% the-classic
 from pathlib import Path
 
+from IPython.display import Markdown
+
 lines = Path("notebooks/classic_torchrun.py").read_text().splitlines()
 first = lines.index("class Trainer:")
-print("\n".join(lines[first : first + 33]))
+Markdown("\n".join(["```python", *lines[first : first + 33], "```"]))
 
 # %% restarts-by-default tags=["exercise"]
 from course_lib.lab.exercises import n04 as check

@@ -273,6 +273,7 @@ print("fsync of", " · ".join("the folder" if sync is None else "a file" for syn
 
 # %% train tags=["nbval-ignore-output"]
 import json
+from textwrap import shorten
 
 run = fresh("05-run")
 train = "scripts/ddp_torchrun.py --epochs 1 --snapshot-every 5 --run-dir"
@@ -282,7 +283,7 @@ for path in sorted(run.glob("snapshots/*")):
 
 manifest = json.loads(max(run.glob("snapshots/gen-*-step-*.json")).read_text())
 for name in ("step", "generation", "parent", "bytes", "sha256", "config", "digest"):
-    print(f"{name:>10}: {str(manifest[name])[:90]}")
+    print(f"{name:>10}: {shorten(str(manifest[name]), 80)}")
 
 # %% [markdown]
 # `sha256` is the digest of the payload's bytes, `digest` the manifest's own: a flipped bit in a manifest is as bad as
@@ -455,11 +456,11 @@ print(stalls.recorded_table(Path("notebooks/recorded/snapshot_stall.json")))
 
 # %% [markdown]
 # `torch.save` holds training up until the file is with the kernel, which is not yet the disk. Made durable, the same
-# costs several times as much. `async_save` of torch's own distributed checkpointing copies the state, and writes and
-# syncs the copy in another thread. So does the engine, but it copies into memory that it has used before. New memory
-# has to be handed out page by page, which takes longer than the copying. (The engine's grey bar is long: that thread
-# has digests to compute as well, and it shares the processor and Python's lock with training. Nobody waits for it, as
-# long as the next snapshot isn't due.)
+# takes longer; how much, depends on the disk. `async_save` of torch's own distributed checkpointing copies the state,
+# and writes and syncs the copy in another thread. So does the engine, but it copies into memory that it has used
+# before. New memory has to be handed out page by page, which takes longer than the copying. (The engine's grey bar is
+# long: that thread has digests to compute as well, and it shares the processor and Python's lock with training. Nobody
+# waits for it, as long as the next snapshot isn't due.)
 #
 # This is what happens at a snapshot, in `course_lib/engine/saver.py`:
 #
@@ -548,14 +549,13 @@ def save(claim, step):
 one = store.claim(1, parent=None)
 save(one, 10)
 parent = save(one, 20)
-asleep = store.draft(one, {"weights": torch.ones(3)}, step=30, **facts)  # written, but not yet published: paused here
-two = store.claim(2, parent=parent.name)
-save(two, 25)
-
-try:  # generation 1 wakes up
-    store.publish(asleep)
-except FileNotFoundError:
-    print("its half-done save is gone: generation 2 has swept the folder")
+with store.draft(one, {"weights": torch.ones(3)}, step=30, **facts) as asleep:  # written, but paused here
+    two = store.claim(2, parent=parent.name)
+    save(two, 25)
+    try:  # generation 1 wakes up
+        store.publish(asleep)
+    except FileNotFoundError:
+        print("its half-done save is gone: generation 2 has swept the folder")
 late = save(one, 30)  # so it saves once more, and nobody is in its way
 print(f"published {late.name}; a start goes on after {restore(store.directory.parent).manifest.step} steps")
 fig05_time.generations(store)

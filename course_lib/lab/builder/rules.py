@@ -90,12 +90,27 @@ def _link_findings(built: Built, names: list[str]) -> list[str]:
 
 
 def _quiz_findings(built: Built) -> list[str]:
-    """A self-quiz: a section of its own, with ten folded answers."""
+    """The self-quiz is a section of its own, a numbered list in which each answer is folded inside its question.
+
+    In the fold stands HTML: Markdown between two tags would be shown as it is, with its backticks.
+    """
     text = "\n".join(cell.source for cell in built.student.cells if cell.cell_type == "markdown")
-    quiz = re.search(r"^## (?:Quiz|Ten questions).*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    answers = quiz[0].count("<details>") if quiz else 0
-    wanted = "a section 'Quiz' or 'Ten questions' has ten answers, each folded in a <details>"
-    return [] if answers == QUESTIONS else [f"{built.name}: {wanted}; this notebook has {answers}"]
+    quiz = re.search(r"^## Ten questions.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    items = re.split(r"^(?=\d+\. )", quiz[0], flags=re.MULTILINE)[1:] if quiz else []
+    good = sum(_is_question(item, number) for number, item in enumerate(items, 1))
+    folds = quiz[0].count("<details>") if quiz else 0
+    wanted = (
+        "a section 'Ten questions' is a list, 1. to 10., and below each question stands, as far in as its words, "
+        "<details><summary>answer</summary>…</details> without backticks or blank lines"
+    )
+    whole = good == folds == QUESTIONS
+    return [] if whole else [f"{built.name}: {wanted}; this notebook has {good} such of {folds} folds"]
+
+
+def _is_question(item: str, number: int) -> bool:
+    fold = r"<details><summary>answer</summary>(?:(?!\n\n|`|<details>).)+</details>\s*"
+    mark = f"{number}. "
+    return re.fullmatch(rf"{re.escape(mark)}\S.*?\n {{{len(mark)}}}{fold}", item, re.DOTALL) is not None
 
 
 def committed_findings(path: Path, wanted: NotebookNode) -> list[str]:

@@ -83,6 +83,6 @@ rank_0_twice = Exercise(
     _killed_twice,
     solution="twice",
     wrong=["once", "other-rank", "not-finished", "nowhere"],
-    why="rank 0 died twice, and every sample was used exactly once; now print max_difference(twin, twice)",
+    why="killed twice, and every sample was used once; now print max_difference(twin, twice)",
     make_evidence=_runs,
 )

@@ -127,7 +127,7 @@ slow_line = choose(
         "b": "then backward's own line would show it on any machine; why would it be 0.4 ms?",
         "d": "the total would not change: whatever is next to need a result would wait instead",
     },
-    why="launches return at once, and the first line that needs a number waits for all that was launched",
+    why="launches return at once; the first line that needs a number waits for all of them",
 )
 
 # --- five curves --------------------------------------------------------------------------------------------------

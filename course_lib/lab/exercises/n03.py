@@ -11,7 +11,7 @@ first_weight = predict(
     wrong=[1, 0.5],
     hints={1: "rank 1 has a weight of its own only until DDP is wrapped around it", 0.5: "nothing is averaged there"},
     hint="give 0 or 1 for a rank, or 0.5 for the mean of both",
-    why="DDP's constructor broadcasts rank 0's parameters and buffers, and afterwards only gradients travel",
+    why="DDP's constructor broadcasts rank 0's weights and buffers; later only gradients travel",
 )
 
 

@@ -51,7 +51,7 @@ held_up = predict(
     },
     hint="draw the writer's 1.5 s, and below it ten steps",
     close=0.05,
-    why="ten steps hide one second of the writing; a disk that is too slow can be hidden, but only so far",
+    why="ten steps hide one second of the writing: a slow disk can be hidden, but only so far",
 )
 resumed = predict(
     25,
@@ -162,7 +162,7 @@ publish = Exercise(
         _looks_then_replaces,
         _leaves_its_temporary,
     ],
-    why="wherever the machine dies, there is nothing or all of it; and no name is ever taken from another",
+    why="wherever the machine dies, there is nothing or all; and no name is taken from another",
 )
 
 
@@ -173,7 +173,7 @@ newest_good = Exercise(
     fallback.judge,
     solution=fallback.newest_good,
     wrong=fallback.WRONG,
-    why="every byte is checked before it is used, and nothing good is no reason to start from scratch in silence",
+    why="every byte is checked before use, and without a good one nothing starts in silence",
 )
 
 left_out = match(

@@ -57,6 +57,7 @@ UNSEEN = {
     "03_ddp": ("bugs", "trace(bug) for"),
     "04_torchrun": ("who_died", "recorded/who_died.txt"),
     "05_snapshots": ("left_out", "fig05_time.lost_pieces()"),
+    "06_elastic": ("culprits", "evidence(read_scenes("),
 }
 
 

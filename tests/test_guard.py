@@ -31,6 +31,14 @@ def test_a_hung_rank_is_replaced_long_before_the_agent_would(tmp_path: Path, how
     assert mine["generations"] == 2
 
 
+def test_a_rank_that_is_alone_and_stopped(tmp_path: Path) -> None:
+    """Nobody waits for it, so only its guard can see it."""
+    fault = ("--fault", "hang:how=stop,rank=0,step=3")
+    done = job(tmp_path, *TIMEOUT, *fault, ranks=1, max_restarts=1)
+    assert done.returncode == 0, done.tail()
+    assert_same_result(tmp_path, undisturbed(ranks=1))
+
+
 def test_a_loader_that_is_stuck(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     fault = ("--num-workers", 1, "--fault", "hang:how=loader,rank=1,step=3")

@@ -60,7 +60,7 @@ def choose_device(wish: str, local_rank: int, local_world_size: int) -> tuple[to
     if wish not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device must be auto, cpu or cuda, not {wish!r}")
     gpus = torch.cuda.device_count() if wish != "cpu" else 0
-    reason = f"{gpus} GPU(s) for {local_world_size} process(es) on this machine"
+    reason = f"{gpus} GPU{'s' * (gpus != 1)} for {local_world_size} process{'es' * (local_world_size != 1)} here"
     if wish == "cpu" or (wish == "auto" and gpus < local_world_size):
         return torch.device("cpu"), reason
     if gpus < local_world_size:

@@ -169,7 +169,7 @@ def _meet(place: Place, host: str, port: int, timeout_s: float, collective_timeo
     except (TimeoutError, DistStoreError, DistNetworkError) as error:
         reason = str(error).splitlines()[0]
         raise TimeoutError(f"no process group at {host}:{port}, limit {timeout_s:g} s: {reason}") from None
-    if place.under_torchrun and place.world_size > 1:  # now, before the group has threads: a fork would lose them
+    if place.under_torchrun:  # now, before the group has threads: a fork would lose them
         near = "localhost" if place.serves else host
         options: dict[str, Any] = {"is_master": False, "wait_for_workers": False}
         start_guard(lambda: PrefixStore(name, TCPStore(near, port, **options)), place.rank, collective_timeout_s)

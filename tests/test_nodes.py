@@ -84,6 +84,31 @@ def test_a_hot_spare_takes_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_spare_that_was_never_needed_and_a_node_that_was_asked_to_leave_are_no_failures(tmp_path: Path) -> None:
+    with cluster(tmp_path, nodes="1:2") as c:
+        c.start("a", "b")
+        first = c.wait_for(step=2, ranks=2)
+        c.start("c")
+        c.stop("b")  # the spare takes its place, and the next one is not needed
+        c.wait_for(ranks=2, after=first["generation"])
+        until(lambda: c.running() == ["a", "c"], "b does not leave")
+        c.start("b")
+        c.wait_for(step=last_step(c) + 5)
+        assert c.report().splitlines()[1] == "node b: waits, without a rank"
+        finish(c)
+
+
+@pytest.mark.slow
+def test_a_job_of_which_nobody_came_to_the_end_has_failed(tmp_path: Path) -> None:
+    with cluster(tmp_path, nodes="2:2") as c:
+        c.start("a", "b")
+        c.wait_for(step=2, ranks=2)
+        c.kill("a", "b")
+        with pytest.raises(JobFailed, match="ended badly on node a, b"):
+            c.wait(show=False)
+
+
+@pytest.mark.slow
 def test_a_node_joins_while_a_snapshot_is_being_written(tmp_path: Path) -> None:
     with cluster(tmp_path, "--slow 12", nodes="1:2") as c:
         c.start("a")

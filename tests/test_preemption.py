@@ -1,12 +1,15 @@
 """A job that is told to go: one snapshot, exit 143 for the scheduler, and the same command goes on to the same bits."""
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import helpers
+import psutil
 import pytest
 from jobs import SCRIPT, SHORT, assert_same_result, undisturbed
 
@@ -39,8 +42,10 @@ def twice(process: helpers.Running) -> None:
 
 
 def to_all(process: helpers.Running) -> None:
-    """As a scheduler does that signals every process of the job, loader workers too."""
-    os.killpg(process.pid, signal.SIGTERM)
+    """As a scheduler does that signals every process of the job: agent, workers, their guards and loaders."""
+    for one in process.processes():
+        with suppress(psutil.Error):
+            one.send_signal(signal.SIGTERM)
 
 
 def to_one(process: helpers.Running) -> None:
@@ -106,6 +111,36 @@ def test_the_agent_has_its_workers_exit_code(tmp_path: Path, options: tuple[str,
     assert "Traceback" not in done.output.split("FAILED")[0]
 
 
+STALE = """
+import os, signal, sys
+from pathlib import Path
+Path(os.environ["COURSE_EXIT_CODES"], "0-0").write_text("143")  # as an earlier life of this attempt has left it
+if sys.argv[1] == "import":
+    os.kill(os.getpid(), signal.SIGKILL)
+from course_lib.engine import run
+run(lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+@pytest.mark.parametrize("dies_in", ["import", "main"])
+def test_what_an_earlier_life_left_does_not_speak_for_one_that_was_killed(tmp_path: Path, dies_in: str) -> None:
+    """When a node joins, the workers begin anew, and torchrun does not count it."""
+    (tmp_path / "job.py").write_text(STALE)
+    words = helpers.torchrun_cmd(dies_in, script=tmp_path / "job.py", nproc=1)
+    done = helpers.launch([AGENT if w == "torch.distributed.run" else w for w in words], env=helpers.torchrun_env())
+    assert done.returncode == 1, done.tail()
+
+
+def test_a_preemption_is_one_although_nobody_reads_what_is_said(tmp_path: Path) -> None:
+    """As with `… 2>&1 | tee log` and Ctrl-C, which ends tee first."""
+    fault = ("--fault", "sigterm:rank=1,step=2")
+    shell = f"{shlex.join(command(tmp_path, *fault))} 2>&1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = helpers.launch(["bash", "-c", shell], env=helpers.torchrun_env())
+    assert done.returncode == 143
+    assert start(tmp_path).returncode == 0
+    assert_same_result(tmp_path, undisturbed())
+
+
 def test_a_job_that_survived_is_a_success(tmp_path: Path) -> None:
     done = start(tmp_path, "--fault", "kill:step=3")
     assert done.returncode == 0, done.tail()
@@ -123,7 +158,7 @@ def test_torchruns_own_usage_stays(tmp_path: Path) -> None:
         ({"0-0": 143, "0-1": 143}, 143),
         ({"0-0": 1, "0-1": 1, "1-0": 143}, 143),  # the last attempt's count
         ({"0-0": 143, "1-0": 1}, 1),
-        ({"0-0": 143, "0-1": 1}, 1),
+        ({"0-0": 143, "0-1": 1}, 143),  # the other was ended while it left
         ({"0-0": 2, "0-1": 1}, 2),
         ({"0-0": 0, "0-1": 0}, 1),  # torchrun failed, so something has
         ({"9-0": 1, "10-0": 143, ".11-0-77": 1}, 143),

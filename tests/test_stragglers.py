@@ -97,6 +97,8 @@ def fed(rows: list[list[float]]) -> list[str]:
         (([[0.1, 0.1, 0.3]] * WINDOW + [[0.1] * 3] * WINDOW) * 2, ["rank 2 is slow"] * 2),  # and again when it is new
         ([[0.3, 0.1, 0.1, 0.3]] * WINDOW, ["rank 0 is slow", "rank 3 is slow"]),
         ([[0.1]] * WINDOW, []),  # alone
+        ([[0.1, 0.0, 0.1, 0.0]] * WINDOW, []),  # two hold no shard
+        ([[0.1, 0.0]] * WINDOW, []),
     ],
 )
 def test_who_is_slow(rows: list[list[float]], said: list[str]) -> None:

@@ -35,6 +35,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     with suppress(OSError, ValueError, RuntimeError):  # a notebook's stderr has no file
         faulthandler.enable()
     code = 0
+    _leave_code(EXIT_FAILED)  # until it ends otherwise: a code that an earlier life left must not speak for this one
     try:
         main()
     except UsageError as error:
@@ -82,7 +83,8 @@ def _local_rank() -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")  # one write, so that the lines of two ranks don't tear
+    with suppress(OSError, ValueError):  # nobody reads it any more
+        sys.stderr.write(text + "\n")  # one write, so that the lines of two ranks don't tear
 
 
 def _refuse(error: UsageError) -> None:

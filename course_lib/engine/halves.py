@@ -23,6 +23,6 @@ def refuse_halves(nodes: tuple[int, int] | None) -> None:
 
 def node_range() -> tuple[int, int] | None:
     """(MIN, MAX) of `--nnodes`, from the command line of the agent above or from PET_NNODES; None if in neither."""
-    told = re.search(r"--nnodes[= ](\S+)", " ".join(command_line(os.getppid())))
+    told = re.search(r"--nnodes?[= ](\S+)", " ".join(command_line(os.getppid())))
     match = re.fullmatch(r"(\d+)(?::(\d+))?", told[1] if told else os.environ.get("PET_NNODES", ""))
     return (int(match[1]), int(match[2] or match[1])) if match else None

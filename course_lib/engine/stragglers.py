@@ -47,7 +47,9 @@ class Stragglers:
 
     def own_seconds(self, step: Step) -> float:
         """What the step that ends now has cost this rank without its wait for the others; of shards, each."""
-        parts = max(1, len(step.counts)) if step.shards is not None else 1  # one rank may have more than another
+        parts = len(step.counts) if step.shards is not None else 1  # one rank may have more than another
+        if parts == 0:
+            return 0.0
         return (self._ready - self._begun) / parts + time.monotonic() - max(step.met, self._ready)
 
     def note(self, step: int, seconds: list[float]) -> None:
@@ -56,8 +58,9 @@ class Stragglers:
         if self._world.rank != 0 or len(seconds) < 2 or len(self._recent) < WINDOW:
             return
         typical = [median(column) for column in zip(*self._recent, strict=True)]
-        for rank, mine in enumerate(typical):
-            others = median(typical[:rank] + typical[rank + 1 :])
+        busy = {rank: mine for rank, mine in enumerate(typical) if mine > 0}  # the others hold no shard
+        for rank, mine in busy.items():
+            others = median([theirs for other, theirs in busy.items() if other != rank] or [mine])
             if mine < _FACTOR * others or mine < others + _LEAST_S:
                 self._slow.discard(rank)
             elif rank not in self._slow:

@@ -10,6 +10,8 @@ from pathlib import Path
 from course_lib.lab.job import Job, JobFailed
 from course_lib.lab.launch import start
 from course_lib.lab.networks import Network, free_port
+from course_lib.lab.output import AGENT_LOG
+from course_lib.lab.processes import describe_exit
 
 # Settings of torchrun's rendezvous (--rdzv-conf) for jobs whose nodes come and go. Whole seconds.
 TUNED: Mapping[str, int] = {
@@ -28,6 +30,7 @@ DEFAULT: Mapping[str, int] = {"last_call_timeout": 30, "keep_alive_interval": 5,
 # Left as they are: join_timeout (600 s), for which too few nodes wait for more before they give up, and read_timeout
 # (60 s), which an agent that is cut off from the store survives: a shorter one turns a short cut into lost nodes.
 
+_STORE_GONE = "RendezvousConnectionError"  # how an agent's traceback ends then
 _POLL_S = 0.05
 _STORE_S = 60.0  # seconds that the rendezvous process may take to come up, on a loaded machine
 
@@ -87,3 +90,17 @@ class Agents:
         logs = self.run_dir / "logs" / f"{name}-{lives + 1}"
         logs.mkdir(parents=True)
         return logs
+
+
+def describe(job: Job) -> str:
+    """What a node is doing, or how it ended."""
+    if job.running:
+        return f"runs rank {', '.join(map(str, ranks))}" if (ranks := job.workers()) else "waits, without a rank"
+    return f"ended with {describe_exit(job.exit_code or 0)}" + ": it lost the store" * lost_store(job)
+
+
+def lost_store(job: Job) -> bool:
+    """Whether a node ended because it could no longer reach the rendezvous store."""
+    if job.running or job.exit_code == 0:
+        return False
+    return _STORE_GONE in (job.logs / AGENT_LOG).read_text(errors="replace")

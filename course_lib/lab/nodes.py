@@ -23,7 +23,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from course_lib.engine import UsageError
@@ -31,12 +31,9 @@ from course_lib.lab.follow import Event, EventFollower
 from course_lib.lab.job import LIMIT_S, Job, JobFailed
 from course_lib.lab.networks import NAMES, Loopback, Network
 from course_lib.lab.node_agents import DEFAULT as DEFAULT
-from course_lib.lab.node_agents import TUNED, Agents
-from course_lib.lab.output import AGENT_LOG
-from course_lib.lab.processes import describe_exit
+from course_lib.lab.node_agents import TUNED, Agents, describe, lost_store
 
 _POLL_S = 0.05
-_STORE_GONE = "RendezvousConnectionError"  # how an agent's traceback ends then
 
 
 class Cluster:
@@ -72,6 +69,7 @@ class Cluster:
         self._agents.endpoint = rendezvous if isinstance(rendezvous, str) else ""
         self._nodes: dict[str, Job] = {}
         self._killed: set[str] = set()
+        self._stopped: set[str] = set()
         self._followed = EventFollower(self.run_dir)
         self._store = self._agents.start_store() if rendezvous is True else None
 
@@ -90,8 +88,11 @@ class Cluster:
                 raise UsageError(f"a node is called by one letter from {NAMES[0]} to {NAMES[-1]}, not {name!r}")
             if name in self._nodes and self._nodes[name].running:
                 raise UsageError(f"node {name} runs already")
+            if name in self._nodes:
+                self._nodes[name].kill()  # where a worker doesn't die with its agent
             self._nodes[name] = self._agents.start(name)
             self._killed.discard(name)
+            self._stopped.discard(name)
 
     def kill(self, *names: str) -> None:
         """SIGKILL to the agents and workers of these nodes, as when the machines lose their power."""
@@ -114,6 +115,7 @@ class Cluster:
     def stop(self, name: str) -> None:
         """SIGTERM to the agent of a node, as a scheduler sends it before it takes the node away."""
         self.node(name).terminate()
+        self._stopped.add(name)
 
     def pause(self, name: str, agent_only: bool = False) -> None:
         """SIGSTOP to all processes of a node, or to its agent only: a machine that swaps, or that is moved."""
@@ -132,9 +134,10 @@ class Cluster:
 
     def kill_all(self) -> None:
         """End all nodes and the rendezvous process."""
-        for job in [*self._nodes.values(), self._store]:
-            if job is not None:
-                job.kill()
+        with ExitStack() as all_of_them:  # the others, too, when one resists
+            for job in [*self._nodes.values(), self._store]:
+                if job is not None:
+                    all_of_them.callback(job.kill)
 
     @property
     def endpoint(self) -> str:
@@ -176,18 +179,7 @@ class Cluster:
         return "\n".join(f"node {name}: {self._state(name)}" for name in sorted(self._nodes))
 
     def _state(self, name: str) -> str:
-        job = self._nodes[name]
-        if job.running:
-            return f"runs rank {', '.join(map(str, ranks))}" if (ranks := job.workers()) else "waits, without a rank"
-        if name in self._killed:
-            return "killed"
-        return f"ended with {describe_exit(job.exit_code or 0)}" + ": it lost the store" * self._lost_store(name)
-
-    def _lost_store(self, name: str) -> bool:
-        job = self._nodes[name]
-        if job.running or job.exit_code == 0:
-            return False
-        return _STORE_GONE in (job.logs / AGENT_LOG).read_text(errors="replace")
+        return "killed" if name in self._killed and not self._nodes[name].running else describe(self._nodes[name])
 
     # --- waiting for it ------------------------------------------------------------------------------------------
 
@@ -212,13 +204,20 @@ class Cluster:
     def wait(self, check: bool = True, show: bool = True, limit_s: float | None = None) -> None:
         """Wait until all nodes have ended, and show their workers' lines as they come, if `show`.
 
-        Raises JobFailed when a node that was not killed ended badly, unless `check` is False.
+        Raises JobFailed when no node came to the end, or one ended badly that was neither killed nor asked to stop,
+        unless `check` is False.
         """
         self._wait(None, "it ended", limit_s, show)
-        bad = [name for name, job in self._nodes.items() if job.exit_code != 0 and name not in self._killed]
+        bad, good = self._bad(), any(job.exit_code == 0 for job in self._nodes.values())
         self.kill_all()
-        if check and bad:
-            raise self._failure(f"ended badly on node {', '.join(sorted(bad))}")
+        if check and (bad or not good):
+            raise self._failure(f"ended badly on node {', '.join(bad or sorted(self._nodes))}")
+
+    def _bad(self) -> list[str]:
+        """The nodes that ended badly by themselves. (torchrun has 1 for a spare that was never needed.)"""
+        ended = {name: job for name, job in self._nodes.items() if job.exit_code != 0}
+        worked = {name for name, job in ended.items() if any(job.logs.rglob("stdout.log"))}
+        return sorted(worked - self._killed - self._stopped)
 
     def _wait(self, done: Callable[[], bool] | None, what: str, limit_s: float | None, show: bool) -> None:
         deadline = time.monotonic() + (self.limit_s + 5 if limit_s is None else limit_s)
@@ -240,10 +239,10 @@ class Cluster:
 
     def _failure(self, what: str) -> JobFailed:
         """One line that says what happened, a line for each node, and the last lines of the nodes that ended badly."""
-        if any(map(self._lost_store, self._nodes)):
+        if any(map(lost_store, self._nodes.values())):
             node = self._agents.store_host
             host = f"node {node}, whose agent served it" if node else "a process of its own"
             what += f": the host of the rendezvous store is gone ({host}), and every agent ends with it"
-        bad = [name for name, job in self._nodes.items() if name not in self._killed and job.exit_code != 0]
-        tails = [f"node {name}:\n{self._nodes[name].tail()}" for name in sorted(bad)]
+        bad = [name for name in sorted(self._nodes) if name not in self._killed and self._nodes[name].exit_code != 0]
+        tails = [f"node {name}:\n{self._nodes[name].tail()}" for name in bad]
         return JobFailed("\n".join([f"the job {what}", self.report(), *tails]))

@@ -51,7 +51,7 @@ def draw_tree(processes: list[Process], ranks: dict[int, int]) -> str:
 
 
 def _is_agent(process: Process) -> bool:
-    return "torch.distributed.run" in process.command
+    return bool({"torch.distributed.run", "course_lib.engine.launch"} & set(process.command))
 
 
 def _program(process: Process) -> str:

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,55 +48,46 @@ class Chaos:
     dice: random.Random
     done: list[tuple[str, str]] = field(default_factory=list)
 
-    def worker(self, node: str) -> int | None:
-        """The process of a worker of the node; None while it has none."""
-        return next(iter(self.cluster.workers(node).values()), None)
-
     def signal_worker(self, node: str, signum: signal.Signals) -> None:
-        if (pid := self.worker(node)) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
+        (pid,) = self.cluster.workers(node).values()
+        os.kill(pid, signum)
 
     def pause(self, node: str, seconds: float) -> None:
         self.cluster.pause(node)
         time.sleep(seconds)
         self.cluster.resume(node)
 
-    def bring_back(self) -> None:
-        """Start again whatever has ended."""
-        gone = [node for node in NODES if node not in self.cluster.running()]
-        self.cluster.start(*gone)
-
     def strike(self) -> str:
-        """One fault, then the next step of a job that has not come to an end; returns what was done."""
-        kind = self.dice.choice(list(KINDS))
-        node = self.dice.choice(NODES)
-        before = self.last_step()
+        """One fault, then a step of whoever is left, and of all nodes together; returns what was done."""
+        kind, node = self.dice.choice(list(KINDS)), self.dice.choice(NODES)
+        alone_s = self.dice.choice([0, 25])  # for so long the nodes that are left have to do without the others
+        before = self.newest_step()
         KINDS[kind](self, node)
         self.done.append((kind, node))
-        alone_s = self.dice.choice([0, 25])  # for so long the nodes that are left have to do without the others
-        self.go_on(before, alone_s)
+        # A pause for a moment is survived as it is, all else by a new generation.
+        self.until(lambda now: now[0] > before[0] or (kind == MOMENT and now > before), alone_s)
+        self.until(lambda now: now[2] == len(NODES), 0)  # so that the next fault hits something
         return f"{kind} {node}"
 
-    def go_on(self, before: int, alone_s: float) -> None:
-        """Return when a step after `before` is done, and all nodes are here."""
+    def until(self, done: Callable[[tuple[int, int, int]], bool], alone_s: float) -> None:
+        """Wait for a step, and start again what has ended: after `alone_s` seconds, or when nobody is left."""
         began = time.monotonic()
-        while self.last_step() <= before:
+        while not done(self.newest_step()):
             waited_s = time.monotonic() - began
             if waited_s > alone_s or not self.cluster.running():
-                self.bring_back()
+                self.cluster.start(*(node for node in NODES if node not in self.cluster.running()))
             if waited_s > PATIENCE_S:
-                raise JobFailed(f"no new step for {PATIENCE_S} s after {self.done[-1:]}\n{self.cluster.report()}")
+                raise JobFailed(f"no such step for {PATIENCE_S} s after {self.done[-1]}\n{self.cluster.report()}")
             time.sleep(0.2)
-        self.bring_back()
 
-    def last_step(self) -> int:
-        """The furthest step of the newest generation that has done one, -1 before the first."""
-        steps = [(e["generation"], e["step"]) for e in self.cluster.events if e["event"] == "step"]
-        return max(steps, default=(0, -1))[1]
+    def newest_step(self) -> tuple[int, int, int]:
+        """(generation, step, world size) of the furthest step of the newest generation that has done one."""
+        steps = [(e["generation"], e["step"], e["world_size"]) for e in self.cluster.events if e["event"] == "step"]
+        return max(steps, default=(0, -1, 0))
 
 
-KINDS: dict[str, Callable[[Chaos, str], None]] = {
+MOMENT = "pause the node for a moment"
+KINDS: dict[str, Callable[[Chaos, str], object]] = {
     "kill the worker": lambda c, node: c.signal_worker(node, signal.SIGKILL),
     "stop the worker": lambda c, node: c.signal_worker(node, signal.SIGSTOP),
     "preempt the job": lambda c, node: c.signal_worker(node, signal.SIGTERM),
@@ -105,7 +95,7 @@ KINDS: dict[str, Callable[[Chaos, str], None]] = {
     "kill two nodes": lambda c, node: c.cluster.kill(node, NODES[NODES.index(node) - 1]),
     "kill the agent": lambda c, node: c.cluster.kill_agent(node),
     "ask the node to leave": lambda c, node: c.cluster.stop(node),
-    "pause the node for a moment": lambda c, node: c.pause(node, 1.5),
+    MOMENT: lambda c, node: c.pause(node, 1.5),
     "pause the node past its keep-alive": lambda c, node: c.pause(node, 9.0),
 }
 
@@ -115,11 +105,11 @@ def soak(run_dir: Path, minutes: float, seed: int) -> list[tuple[str, str]]:
     with Cluster(run_dir, f"{SCRIPT} --epochs {EPOCHS}", limit_s=60 * minutes + 600, max_restarts=1000) as cluster:
         chaos = Chaos(cluster, random.Random(seed))
         cluster.start(*NODES)
-        cluster.wait_for(step=2)
+        cluster.wait_for(step=2, ranks=len(NODES))
         deadline = time.monotonic() + 60 * minutes
         while time.monotonic() < deadline:
             time.sleep(chaos.dice.uniform(0.5, 4))
-            print(f"{chaos.strike():42} then step {chaos.last_step():6}", flush=True)
+            print(f"{chaos.strike():42} then step {chaos.newest_step()[1]:6}", flush=True)
         for node in NODES:
             cluster.stop(node)
         cluster.wait(check=False, show=False)

@@ -3,13 +3,14 @@
 import io
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from course_lib.engine.errors import UsageError
+from course_lib.engine.errors import SnapshotError, UsageError
 from course_lib.engine.halves import node_range, refuse_halves
 from course_lib.engine.snapshots.heartbeat import is_live, this_machine
 from course_lib.engine.snapshots.records import BadSnapshot, Claim, Manifest, lineage, parse_name
@@ -17,7 +18,7 @@ from course_lib.engine.snapshots.store import Listing, SnapshotStore, open_paylo
 from course_lib.engine.world import World, shared
 
 T = TypeVar("T")
-_SLICE_S, _SILENCE_S = 0.2, 300.0
+_SLICE_S, _SILENCE_S, _SILENT = 0.2, 300.0, "the disk has given nothing"
 _PIECE = 2**26  # bytes
 
 
@@ -114,6 +115,9 @@ def _load_for_all(
     payload, reasons = _by_all(world, lambda came: store.read(manifest, came), _SILENCE_S)
     readers = [rank for rank, reason in enumerate(reasons) if not reason]
     if not readers:
+        if silent := [reason for reason in reasons if reason.startswith(_SILENT)]:
+            # Not bad, as far as anybody knows: to go on from an older one would throw it away.
+            raise shared(SnapshotError(f"snapshot {manifest.name} cannot be read now: {silent[0]}"))
         return None, next(why for why, view in zip(reasons, views, strict=True) if manifest in view.manifests)
     if len(readers) < world.world_size:
         payload = _sent(world, payload, manifest.bytes, readers[0])
@@ -138,7 +142,15 @@ def _by_all(
         nonlocal last
         last = time.monotonic()
 
-    answer = ThreadPoolExecutor(1).submit(work, came)
+    answer: Future[T] = Future()
+
+    def answer_it() -> None:
+        try:
+            answer.set_result(work(came))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=answer_it, daemon=True).start()  # a disk that is silent must not hold up the end
     reasons: list[str | None] = [None]
     while None in reasons:
         wait([answer], _SLICE_S)
@@ -148,7 +160,7 @@ def _by_all(
                 raise error
             reason = str(error or "")
         elif time.monotonic() - last > silence_s:
-            reason = f"the disk has given nothing for {silence_s:g} s"
+            reason = f"{_SILENT} for {silence_s:g} s"
         reasons = world.gather(reason)
     return (None if reason else answer.result()), [reason or "" for reason in reasons]
 

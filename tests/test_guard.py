@@ -18,8 +18,17 @@ pytestmark = pytest.mark.matrix
 TIMEOUT = ("--collective-timeout", 4)
 
 
-@pytest.mark.parametrize("how", ["stop", "spin", "gil"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "rank"),
+    [
+        ("stop", 0),
+        ("spin", 1),
+        ("gil", 0),
+        pytest.param("stop", 1, marks=pytest.mark.slow),
+        pytest.param("spin", 0, marks=pytest.mark.slow),
+        pytest.param("gil", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_hung_rank_is_replaced_long_before_the_agent_would(tmp_path: Path, how: str, rank: int) -> None:
     """The agent alone would wait 30 s for each of these after the collective timeout."""
     run_dir = tmp_path / "run"
@@ -31,6 +40,7 @@ def test_a_hung_rank_is_replaced_long_before_the_agent_would(tmp_path: Path, how
     assert mine["generations"] == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_alone_and_stopped(tmp_path: Path) -> None:
     """Nobody waits for it, so only its guard can see it."""
     fault = ("--fault", "hang:how=stop,rank=0,step=3")
@@ -47,6 +57,7 @@ def test_a_loader_that_is_stuck(tmp_path: Path) -> None:
     assert_same_result(run_dir, undisturbed())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_for_a_moment_lives(tmp_path: Path) -> None:
     command = helpers.torchrun_cmd(*SHORT, "--epochs", 60, "--collective-timeout", 30, script=SCRIPT, run_dir=tmp_path)
     with helpers.running(command, env=helpers.torchrun_env()) as process:

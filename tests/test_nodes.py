@@ -124,6 +124,7 @@ def test_a_node_joins_while_a_snapshot_is_being_written(tmp_path: Path) -> None:
 # --- the store's host -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_a_store_of_its_own_the_job_dies_with_its_first_node(tmp_path: Path) -> None:
     with cluster(tmp_path, nodes="1:2", rendezvous=False) as c:
         c.start("a", "b")
@@ -160,7 +161,7 @@ def test_the_loss_of_the_stores_own_process_is_said(tmp_path: Path) -> None:
     [
         pytest.param((0,), id="rank 0", marks=pytest.mark.slow),
         pytest.param((3,), id="the last rank", marks=pytest.mark.slow),
-        pytest.param((1, 2), id="two at once"),
+        pytest.param((1, 2), id="two at once", marks=pytest.mark.slow),
     ],
 )
 def test_workers_are_killed_on_two_nodes(tmp_path: Path, victims: tuple[int, ...]) -> None:
@@ -175,6 +176,7 @@ def test_workers_are_killed_on_two_nodes(tmp_path: Path, victims: tuple[int, ...
     assert report["steps_replayed"] <= EVERY
 
 
+@pytest.mark.slow
 def test_an_agent_is_killed_and_leaves_no_worker(tmp_path: Path) -> None:
     with cluster(tmp_path, nodes="1:2", ranks=2) as c:
         c.start("a", "b")

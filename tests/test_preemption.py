@@ -53,20 +53,20 @@ def to_one(process: helpers.Running) -> None:
     worker.send_signal(signal.SIGTERM)
 
 
+SLOW = pytest.mark.slow
 # Where rank 1 is for two seconds when the signal comes, and to whom it is sent.
 SITUATIONS = [
-    ("forward", to_agent(signal.SIGTERM), ()),  # the other rank waits for it in a collective
-    ("forward", to_agent(signal.SIGINT), ()),
-    ("snapshot", to_agent(signal.SIGTERM), ()),  # one is being written
-    ("eval", to_agent(signal.SIGTERM), ()),
-    ("forward", twice, ()),
-    ("forward", to_all, ("--num-workers", 2)),
-    ("forward", to_one, ()),
+    pytest.param("forward", to_agent(signal.SIGTERM), (), id="collective"),  # the other rank waits for it there
+    pytest.param("forward", to_agent(signal.SIGINT), (), id="SIGINT", marks=SLOW),
+    pytest.param("snapshot", to_agent(signal.SIGTERM), (), id="snapshot", marks=SLOW),  # one is being written
+    pytest.param("eval", to_agent(signal.SIGTERM), (), id="evaluation"),
+    pytest.param("forward", twice, (), id="twice", marks=SLOW),
+    pytest.param("forward", to_all, ("--num-workers", 2), id="all processes"),
+    pytest.param("forward", to_one, (), id="one worker", marks=SLOW),
 ]
-NAMES = ["collective", "SIGINT", "snapshot", "evaluation", "twice", "whole group, loaders", "one worker"]
 
 
-@pytest.mark.parametrize(("at", "send", "options"), SITUATIONS, ids=NAMES)
+@pytest.mark.parametrize(("at", "send", "options"), SITUATIONS)
 def test_a_preempted_job_ends_with_143_and_goes_on(
     tmp_path: Path, at: str, send: Callable[[helpers.Running], None], options: tuple[str | float, ...]
 ) -> None:

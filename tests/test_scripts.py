@@ -74,7 +74,7 @@ def test_data_parallel_says_that_a_cpu_has_nothing_parallel(tmp_path: Path) -> N
     assert "nothing is parallel here" in done.output
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_goes_on_where_two_stopped(tmp_path: Path, ranks: int) -> None:
     """No sample is lost or seen twice, and with group norm in float64 the curve stays within 1e-8."""
     exact = ("--dtype", "float64", "--norm", "group")

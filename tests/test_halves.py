@@ -30,6 +30,7 @@ def test_what_the_agent_was_told(
     monkeypatch.setattr(halves, "command_line", lambda pid: words.split())
     monkeypatch.setenv("PET_NNODES", variable)
     assert halves.node_range() == nodes
+    assert halves.may_grow() == (nodes is not None and nodes[0] != nodes[1])
 
 
 @pytest.mark.parametrize("nodes", [(1, 2), (1, 3), (2, 4), (1, 4)])
@@ -74,3 +75,5 @@ def test_a_real_job_of_two_nodes_with_disks_of_their_own(
     assert [end.returncode for end in ends] == [1, 1]  # torchrun's
     for end in ends:
         assert end.output.count("error: --nnodes 1:2: the nodes share no disk") == 1, end.tail()
+    # A bare torchrun shares its store over all rounds, and then nobody can join.
+    assert sum(end.output.count("a node that joins will end this job") for end in ends) >= 1

@@ -58,7 +58,8 @@ def readme_loop() -> str:
 
 def test_the_readme_loop_survives(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
-    script.write_text(readme_loop())
+    assert "epochs=200" in readme_loop()  # time enough to kill it by hand
+    script.write_text(readme_loop().replace("epochs=200", "epochs=10"))
     assert len([line for line in readme_loop().splitlines() if line]) <= 22
     calm, _ = compare(script, tmp_path, "runs/mine", kill_at=130)
     assert calm["steps"] == 10 * 29

@@ -160,7 +160,8 @@ def test_torchruns_own_usage_stays(tmp_path: Path) -> None:
         ({"0-0": 143, "1-0": 1}, 1),
         ({"0-0": 143, "0-1": 1}, 143),  # the other was ended while it left
         ({"0-0": 2, "0-1": 1}, 2),
-        ({"0-0": 0, "0-1": 0}, 1),  # torchrun failed, so something has
+        ({"0-0": 0, "0-1": 0}, 0),  # asked to end when all was done
+        ({"0-0": 0, "0-1": 1}, 1),
         ({"9-0": 1, "10-0": 143, ".11-0-77": 1}, 143),
         ({}, 1),
     ],

@@ -14,7 +14,7 @@ from course_lib.engine.runlog import RunLog
 from course_lib.engine.step import Step
 from course_lib.engine.stragglers import WINDOW, Stragglers
 
-SLOW_S = 0.03
+SLOW_S = 0.16
 
 
 class Slow(Points):

@@ -26,3 +26,9 @@ def node_range() -> tuple[int, int] | None:
     told = re.search(r"--nnodes?[= ](\S+)", " ".join(command_line(os.getppid())))
     match = re.fullmatch(r"(\d+)(?::(\d+))?", told[1] if told else os.environ.get("PET_NNODES", ""))
     return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
+def may_grow() -> bool:
+    """Whether nodes may leave and join this job."""
+    nodes = node_range()
+    return nodes is not None and nodes[0] < nodes[1]

@@ -57,6 +57,8 @@ def outcome(directory: Path) -> int:
     final = {code for (attempt, _), code in codes.items() if attempt == last}
     if EXIT_USAGE in final:
         return EXIT_USAGE
+    if final == {0}:
+        return 0  # the agent was asked to end when the work was done
     return EXIT_PREEMPTED if EXIT_PREEMPTED in final else EXIT_FAILED
 
 

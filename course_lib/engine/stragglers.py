@@ -17,14 +17,15 @@ from course_lib.engine.step import Step
 from course_lib.engine.world import World
 
 WINDOW = 10  # steps: one slow step is a hiccup, and no straggler
-_FACTOR, _LEAST_S = 2.0, 0.005
+_FACTOR, _LEAST_S = 2.0, 0.05
 
 
 class Stragglers:
     """Measures each rank's own seconds in each step, and names a rank that is slower than its peers.
 
     Slow is one whose median over the last `WINDOW` steps is over twice the median of the other ranks, and at least
-    5 ms more. It is named once, on rank 0, and again only after it has been as fast as the others in between.
+    50 ms more (on a busy machine less than that is noise). It is named once, on rank 0, and again only after it has
+    been as fast as the others in between.
     """
 
     def __init__(self, model: nn.Module, world: World, log: RunLog, say: Callable[[str], None]) -> None:

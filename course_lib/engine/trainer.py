@@ -125,8 +125,7 @@ class Trainer:
                 self.world.stop.armed = True
                 self.world.stop.stop_after(self.time_limit)
                 yield from self._remaining_steps()
-                self._finish()
-                self.world.stop.armed = False
+                self._finish()  # and from now on a request to stop changes nothing
         except GeneratorExit:  # the loop was left early: from now on nobody looks at a request to stop
             self.world.stop.armed = False
             raise

@@ -17,6 +17,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from course_lib.engine.errors import PeerLost, UsageError
 from course_lib.engine.guard import call_guards, start_guard
+from course_lib.engine.halves import may_grow
 from course_lib.engine.place import Place, choose_device, find_place, limit_threads
 from course_lib.engine.roster import agree_on_name, wait_for_port
 from course_lib.engine.watchdog import StopWatch, die_with_agent
@@ -132,6 +133,8 @@ def open_world(
         _join(place, chosen, store, collective_timeout_s)
         if world.rank == 0 and device == "auto":
             say(f"running on {chosen.type}: {why}")
+        if world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and may_grow():
+            say("a node that joins will end this job: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each agent")
         world.agree(lambda: _reraise(failure))
         yield replace(world, store=store)
         _leave()
@@ -242,6 +245,5 @@ def _lost_peer(error: Exception, collective_timeout_s: float) -> str | None:
 
 
 def _leave() -> None:
-    """A rank that destroys its group while a peer still talks to it aborts that peer: so meet first."""
-    dist.barrier()
+    dist.barrier()  # a rank that destroys its group while a peer still talks to it aborts that peer
     dist.destroy_process_group()

@@ -32,6 +32,7 @@ DEFAULT: Mapping[str, int] = {"last_call_timeout": 30, "keep_alive_interval": 5,
 
 _STORE_GONE = "RendezvousConnectionError"  # how an agent's traceback ends then
 _POLL_S = 0.05
+_STORE_LIVES_S = 86_400.0  # it outlives the nodes, whose life is bounded, and ends with whoever started it
 _STORE_S = 60.0  # seconds that the rendezvous process may take to come up, on a loaded machine
 
 
@@ -70,19 +71,22 @@ class Agents:
     def start_store(self) -> Job:
         """Start the rendezvous process, and wait until it serves."""
         command = f"python -m course_lib.lab.rendezvous --host {self.network.host} --parent {os.getpid()}"
-        job = self._start(command, self._logs("rendezvous"), None)
+        job = self._start(command, self._logs("rendezvous"), None, _STORE_LIVES_S)
         deadline = time.monotonic() + _STORE_S
-        while "rendezvous at " not in (said := job.output()):
-            if not job.running or time.monotonic() > deadline:
-                job.kill()
-                raise JobFailed(f"the rendezvous process did not come up: {said}")
-            time.sleep(_POLL_S)
+        try:
+            while "rendezvous at " not in (said := job.output()):
+                if not job.running or time.monotonic() > deadline:
+                    raise JobFailed(f"the rendezvous process did not come up: {said}")
+                time.sleep(_POLL_S)
+        except BaseException:  # also an interrupt
+            job.kill()
+            raise
         self.endpoint = said.split("rendezvous at ", 1)[1].split()[0]
         return job
 
-    def _start(self, command: str, logs: Path, name: str | None) -> Job:
+    def _start(self, command: str, logs: Path, name: str | None, limit_s: float | None = None) -> Job:
         inside = self.network.inside(name)
-        return start(command, limit_s=self.limit_s, environment=self.environment, logs=logs, inside=inside)
+        return start(command, limit_s=limit_s or self.limit_s, environment=self.environment, logs=logs, inside=inside)
 
     def _logs(self, name: str) -> Path:
         """A new folder for the next life of `name`."""

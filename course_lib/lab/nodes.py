@@ -84,7 +84,7 @@ class Cluster:
     def start(self, *names: str) -> None:
         """Start nodes; one that was there before comes back at the same address."""
         for name in names:
-            if name not in NAMES or len(name) != 1:
+            if not isinstance(name, str) or name not in NAMES or len(name) != 1:
                 raise UsageError(f"a node is called by one letter from {NAMES[0]} to {NAMES[-1]}, not {name!r}")
             if name in self._nodes and self._nodes[name].running:
                 raise UsageError(f"node {name} runs already")
@@ -204,9 +204,10 @@ class Cluster:
     def wait(self, check: bool = True, show: bool = True, limit_s: float | None = None) -> None:
         """Wait until all nodes have ended, and show their workers' lines as they come, if `show`.
 
-        Raises JobFailed when no node came to the end, or one ended badly that was neither killed nor asked to stop,
-        unless `check` is False.
+        If `check`, raises JobFailed when no node came to the end, or one ended badly by itself.
         """
+        if not self._nodes:
+            raise UsageError("there is no node yet: start some first")
         self._wait(None, "it ended", limit_s, show)
         bad, good = self._bad(), any(job.exit_code == 0 for job in self._nodes.values())
         self.kill_all()

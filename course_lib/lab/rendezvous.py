@@ -8,8 +8,10 @@ start the store where nothing trains, on a login node or in a small pod, with th
 
 and on each node say that none of the agents serves the store:
 
-    torchrun --nnodes 2:4 --rdzv-backend c10d --rdzv-id NAME --rdzv-endpoint 10.0.0.5:29400 \
-        --rdzv-conf is_host=false … train.py …
+    python -m course_lib.engine.launch --nnodes 2:4 --rdzv-backend c10d --rdzv-id NAME \
+        --rdzv-endpoint 10.0.0.5:29400 --rdzv-conf is_host=false … train.py …
+
+(That is torchrun, with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which a node that joins ends the job.)
 
 It holds a few kilobytes, in memory only: when this process ends, the agents end too, within seconds, and a new store
 knows nothing of the job; start the nodes again, and they go on from their snapshots. One store serves many jobs, each

@@ -143,7 +143,7 @@ culprits = match(
 _BETS = {"A": True, "B": False, "C": False, "D": False, "E": False}
 _PARTS = {
     "A": "part 4 (one digest)",
-    "B": "part 1 (three nodes)",
+    "B": "part 1 (the batch)",
     "C": "part 6 (a rank that hangs)",
     "D": "part 5 (what holds it together)",
     "E": "part 3 (stops that were planned)",

@@ -415,7 +415,7 @@ print(f"a step takes both ranks as long {max(whole) < 1.2 * min(whole)} · by it
 fig06_ideas.slow_rank(run, ranks=2)
 
 # %% [markdown]
-# When a rank's own time is more than twice that of the others for ten steps, the engine says so, and writes a
+# When a rank's own time is over twice that of the others, and 50 ms more, for ten steps, the engine says so: in a
 # `straggler` event with `slow_rank`, `own_seconds` and `others_seconds`. It kills nobody for that. What to do is your
 # decision: a slow node for one day may be better than one node less.
 #

@@ -72,10 +72,7 @@ def _leave_code(code: int) -> None:
     directory = os.environ.get(LEAVING)
     if directory is not None:
         name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{_local_rank()}"
-        with suppress(OSError):
-            whole = Path(directory, f".{name}-{os.getpid()}")
-            whole.write_text(str(code))
-            whole.replace(Path(directory, name))
+        _write_whole(Path(directory, name), str(code))
 
 
 def _local_rank() -> str:
@@ -163,9 +160,14 @@ def _record(line: str, trace: str) -> None:
     if path is None:
         return
     extra = {"py_callstack": trace + line, "timestamp": str(int(time.time()))}
-    whole = Path(f"{path}.{os.getpid()}")
+    _write_whole(Path(path), json.dumps({"message": {"message": line, "extraInfo": extra}}))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Let the agent find all of the text in `path` or none of it; a disk that takes nothing costs nothing else."""
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
-        whole.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
+        whole.write_text(text)
         whole.replace(path)
 
 

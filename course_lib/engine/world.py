@@ -133,7 +133,7 @@ def open_world(
         _join(place, chosen, store, collective_timeout_s)
         if world.rank == 0 and device == "auto":
             say(f"running on {chosen.type}: {why}")
-        if world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and may_grow():
+        if world.rank == 0 and place.under_torchrun and not place.serves and may_grow():  # the agents' store is used
             say("a node that joins will end this job: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each agent")
         world.agree(lambda: _reraise(failure))
         yield replace(world, store=store)

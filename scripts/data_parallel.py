@@ -31,7 +31,7 @@ def train(options: Options, log: RunLog) -> None:
 
     prepare(options.data_spec)
     data = load(options.data_spec)
-    model = parallel(image_model(options, data).to(world.device), device, options.lanes)
+    model = parallel(image_model(options, data, world.device), device, options.lanes)
     optimizer, scheduler = sgd(options, data, model)
     injector.attach(model, optimizer)
 

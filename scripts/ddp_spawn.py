@@ -29,7 +29,7 @@ def train(rank: int, master: tuple[str, int], options: Options, log: RunLog) -> 
         injector("start", 0)
 
         data = world.agree(lambda: load(options.data_spec))
-        model = DistributedDataParallel(image_model(options, data).to(world.device))
+        model = DistributedDataParallel(image_model(options, data, world.device))
         optimizer, scheduler = sgd(options, data, model)
         injector.attach(model, optimizer)
 

@@ -8,6 +8,7 @@ from course_lib.lab.faults import Injector, parse
 from course_lib.workloads.data import load, prepare
 from course_lib.workloads.image_job import correct, image_model, progress, say, sgd, test_metrics
 from course_lib.workloads.options import Options, parse_options
+from course_lib.workloads.precision import grad_scaler
 
 
 def train(options: Options, log: RunLog) -> None:
@@ -21,15 +22,16 @@ def train(options: Options, log: RunLog) -> None:
         injector("start", 0)
 
         data = world.agree(lambda: load(options.data_spec))
-        model = image_model(options, data).to(world.device)
+        model = image_model(options, data, world.device)
         if options.virtual_shards is None:  # else the trainer sums the gradients
             model = DistributedDataParallel(model)
         optimizer, scheduler = sgd(options, data, model)
         injector.attach(model, optimizer)
 
+        state = TrainState(model, optimizer, scheduler, grad_scaler(options.amp, world.device.type))
         trainer = Trainer(
             world,
-            TrainState(model, optimizer, scheduler),
+            state,
             data.train,
             options.run_dir,
             **options.for_trainer(data.identity),
@@ -44,8 +46,7 @@ def train(options: Options, log: RunLog) -> None:
                 images, labels = batch.data
                 scores = model(images)
                 batch.backward(cross_entropy(scores, labels), accuracy=correct(scores, labels))
-            optimizer.step()
-            scheduler.step()
+            state.update()  # optimizer.step() and scheduler.step(), and what fp16 needs around them
 
 
 def main() -> None:

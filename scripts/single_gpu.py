@@ -19,7 +19,7 @@ def train(options: Options, log: RunLog) -> None:
 
     prepare(options.data_spec)
     data = load(options.data_spec)
-    model = image_model(options, data).to(world.device)
+    model = image_model(options, data, world.device)
     optimizer, scheduler = sgd(options, data, model)
     injector.attach(model, optimizer)
 

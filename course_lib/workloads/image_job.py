@@ -15,22 +15,31 @@ from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.step import Step, steps_from, totals_over_ranks
 from course_lib.workloads.data import ImageData
 from course_lib.workloads.options import DTYPES, Options
-from course_lib.workloads.vision import MOMENTUM, WEIGHT_DECAY, build_model, schedule
+from course_lib.workloads.precision import autocast, be_deterministic
+from course_lib.workloads.vision import MOMENTUM, build_model, schedule, step_schedule
 
 
-def image_model(options: Options, data: ImageData) -> nn.Module:
-    """The network that the options ask for, for this data."""
-    return build_model(
+def image_model(options: Options, data: ImageData, device: torch.device) -> nn.Module:
+    """The network that the options ask for, for these data, on this device."""
+    if device.type == "cuda" and options.deterministic:
+        be_deterministic()
+    model = build_model(
         options.model, options.norm, data.shape[0], len(data.classes), options.seed, DTYPES[options.dtype]
-    )
+    ).to(device)
+    autocast(model, options.amp, device.type)
+    if options.compile:
+        model.compile()
+    return model
 
 
 def sgd(
     options: Options, data: ImageData, model: nn.Module
 ) -> tuple[torch.optim.SGD, torch.optim.lr_scheduler.LambdaLR]:
     """SGD with momentum, and the schedule of its learning rate, to be stepped after each optimizer step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=MOMENTUM, weight_decay=options.weight_decay)
     plan = Plan(len(data.train), options.global_batch_size)  # type: ignore[arg-type]  # map-style: it has a length
+    if options.schedule == "steps":
+        return optimizer, step_schedule(optimizer, plan.steps_per_epoch)
     return optimizer, schedule(optimizer, options.epochs * plan.steps_per_epoch)
 
 

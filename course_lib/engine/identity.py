@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from course_lib.engine.order import Plan
-from course_lib.engine.snapshots import Manifest, cpu_model
+from course_lib.engine.snapshots import Manifest, cpu_model, gpu_model
 from course_lib.engine.state import TrainState
 from course_lib.engine.tree import digest, portable
 from course_lib.engine.world import World
@@ -55,8 +55,9 @@ class Identity:
         if manifest.world_size != world.world_size:
             size = self.fixed["global_batch_size"]
             notes.append(f"ranks {manifest.world_size} -> {world.world_size}, the global batch stays {size}")
-        here = {"cpu": cpu_model(), "torch": torch.__version__}
-        there = {"cpu": manifest.machine.get("cpu"), "torch": manifest.versions.get("torch")}
+        here = {"cpu": cpu_model(), "gpu": gpu_model(), "torch": torch.__version__}
+        machine = {"gpu": "none"} | manifest.machine
+        there = {"cpu": machine.get("cpu"), "gpu": machine["gpu"], "torch": manifest.versions.get("torch")}
         for key in here:
             if here[key] != there[key]:
                 notes.append(f"{key} {there[key]} -> {here[key]}: the bits may part from here on")

@@ -116,7 +116,7 @@ class Saver:
             self.saved_step = flight.step
             times = {"stall_s": flight.stall_s, "waited_s": flight.waited_s, "write_s": flight.write_s}
             if self.world.rank == 0:
-                self.log("snapshot_saved", step=flight.step, bytes=result.bytes, **times)
+                self.log("snapshot_saved", step=flight.step, bytes=result.bytes, sha256=result.sha256, **times)
 
     def wait(self, patience_s: float | None = None) -> bool:
         """Wait for the snapshot in flight; False when a rank has run out of patience.

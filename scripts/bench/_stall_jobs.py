@@ -75,6 +75,7 @@ class Job:
         size = batch or BATCH[name]
         torch.manual_seed(0)
         model, data, self._loss = _gpt() if name == "gpt" else _images(name)
+        model.to(world.device)
         if world.world_size > 1:
             model = DistributedDataParallel(model)
         if name == "gpt":

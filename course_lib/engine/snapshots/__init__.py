@@ -5,6 +5,7 @@ from course_lib.engine.snapshots.agreement import claim_generation as claim_gene
 from course_lib.engine.snapshots.agreement import find_snapshot as find_snapshot
 from course_lib.engine.snapshots.draft import Draft as Draft
 from course_lib.engine.snapshots.draft import cpu_model as cpu_model
+from course_lib.engine.snapshots.draft import gpu_model as gpu_model
 from course_lib.engine.snapshots.heartbeat import Heartbeat as Heartbeat
 from course_lib.engine.snapshots.records import BadSnapshot as BadSnapshot
 from course_lib.engine.snapshots.records import Claim as Claim

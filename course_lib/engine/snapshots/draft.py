@@ -37,7 +37,7 @@ def write_draft(directory: Path, claim: Claim, content: Mapping[str, Any], **fac
         sha256="",
         bytes=0,
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        machine={"host": claim.host, "cpu": cpu_model()},
+        machine={"host": claim.host, "cpu": cpu_model(), "gpu": gpu_model()},
         **facts,
     )
     path = directory / f"{blank.name}.pt"
@@ -93,3 +93,8 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def gpu_model() -> str:
+    """The name of the GPU that this process computes on, or none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else "none"  # type: ignore[no-untyped-call]

@@ -1,0 +1,159 @@
+"""The experiment of the series beside ours: its published figures, our three runs, their table and their picture."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from course_lib.engine import UsageError, read_events
+from course_lib.engine.report import surviving_steps
+from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure
+
+Event = dict[str, Any]
+NAMES = ("undisturbed", "interrupted", "other-ranks")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the series prints of its run on two GPUs, stopped with Ctrl-C after epoch 7 and resumed from epoch 6.
+
+    Epochs count from 1; accuracies are percent.
+    """
+
+    train_accuracy: float = 97.82
+    test_accuracy: float = 73.05
+    replayed_epoch: int = 7
+    first_loss: float = 0.4458
+    second_loss: float = 0.4456
+    first_accuracy: float = 84.78
+    second_accuracy: float = 84.77
+
+
+PUBLISHED = Published()
+
+
+def epochs(run_dir: Path) -> list[Event]:
+    """The record of each epoch, in order: of one that was recorded twice the later one."""
+    found = {event["epoch"]: event for event in read_events(run_dir).events if event["event"] == "epoch"}
+    return [found[number] for number in sorted(found)]
+
+
+def snapshots(run_dir: Path) -> dict[int, str]:
+    """SHA-256 of the snapshot file after so many steps, for all that were published."""
+    return {e["step"]: e["sha256"] for e in read_events(run_dir).events if e["event"] == "snapshot_saved"}
+
+
+def compare(undisturbed: Path, other: Path) -> dict[str, Any]:
+    """How far a run is the undisturbed one: whole snapshot files, losses of all steps, and the final weights."""
+    left, right = snapshots(undisturbed), snapshots(other)
+    common = sorted(left.keys() & right.keys())
+    losses = [
+        [event["loss"] for event in surviving_steps(read_events(run).events).values()] for run in (undisturbed, other)
+    ]
+    digests = [json.loads((run / "report.json").read_text())["weights_sha256"] for run in (undisturbed, other)]
+    pairs = list(zip(*losses, strict=False))
+    return {
+        "snapshots_compared": len(common),
+        "snapshots_equal": sum(left[step] == right[step] for step in common),
+        "steps_compared": len(pairs),
+        "max_abs_loss_difference": max((abs(a - b) for a, b in pairs), default=float("nan")),
+        "same_final_weights": digests[0] == digests[1],
+    }
+
+
+def results(run_dir: Path) -> dict[str, Any]:
+    """Everything that the table shows, of the runs below `run_dir` that are finished."""
+    done = [name for name in NAMES if (run_dir / name / "report.json").exists()]
+    if NAMES[0] not in done:
+        raise UsageError(f"{run_dir / NAMES[0]} is not finished: run scripts/reproduce.py again, it goes on from there")
+    found: dict[str, Any] = {}
+    for name in done:
+        report = json.loads((run_dir / name / "report.json").read_text())
+        newest = max((run_dir / name / "snapshots").glob("*-step-*.json"))
+        manifest = json.loads(newest.read_text())
+        found[name] = {
+            "report": report,
+            "epochs": [{k: v for k, v in e.items() if k not in ("t", "event", "rank")} for e in epochs(run_dir / name)],
+            "snapshots": {str(step): digest for step, digest in sorted(snapshots(run_dir / name).items())},
+            "machine": {k: manifest[k] for k in ("machine", "versions", "config", "world_size") if k in manifest},
+        }
+        if name != NAMES[0]:
+            found[name]["against_undisturbed"] = compare(run_dir / NAMES[0], run_dir / name)
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The runs beside the published figures, as Markdown."""
+    names = [name for name in NAMES if name in found]
+    last = {name: found[name]["epochs"][-1] for name in names}
+    rows = [
+        ["", "published", *names],
+        ["---"] * (len(names) + 2),
+        ["training accuracy, last epoch", _percent(PUBLISHED.train_accuracy)]
+        + [_percent(100 * last[name]["train_accuracy"]) for name in names],
+        ["test accuracy, last epoch", _percent(PUBLISHED.test_accuracy)]
+        + [_percent(100 * last[name]["test_accuracy"]) for name in names],
+        ["ranks", "2", *("→".join(map(str, found[name]["report"]["world_sizes"])) for name in names)],
+        ["steps done again", "a whole epoch", *(str(found[name]["report"]["steps_replayed"]) for name in names)],
+        ["snapshot files equal to the undisturbed run's", "no"] + [_equal(found[name]) for name in names],
+        ["same final weights", "no"]
+        + [
+            "–" if name == NAMES[0] else "yes" if found[name]["against_undisturbed"]["same_final_weights"] else "no"
+            for name in names
+        ],
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f} %"
+
+
+def _equal(run: Mapping[str, Any]) -> str:
+    against = run.get("against_undisturbed")
+    return "–" if against is None else f"{against['snapshots_equal']} of {against['snapshots_compared']}"
+
+
+def figure(found: Mapping[str, Any]) -> NotebookFigure:
+    """Loss and accuracy an epoch: the undisturbed run, the interrupted ones on it, the published points."""
+    picture = NotebookFigure(figsize=(10, 4.2), layout="constrained")
+    loss, accuracy = picture.subplots(1, 2)
+    styles = {NAMES[0]: (BLUE, "-", 4.0), NAMES[1]: (VERMILION, "--", 1.8), NAMES[2]: (GREEN, ":", 2.0)}
+    for name, run in found.items():
+        colour, dashes, width = styles[name]
+        numbers = [record["epoch"] + 1 for record in run["epochs"]]
+        style = {"color": colour, "linestyle": dashes, "linewidth": width, "label": name.replace("-", " ")}
+        loss.plot(numbers, [record["train_loss"] for record in run["epochs"]], **style)
+        for key in ("train_accuracy", "test_accuracy"):
+            accuracy.plot(numbers, [100 * record[key] for record in run["epochs"]], **style)
+    at = PUBLISHED.replayed_epoch
+    _point(loss, at, PUBLISHED.first_loss, "published")
+    _point(accuracy, at, PUBLISHED.first_accuracy, "published, training")
+    final = max(len(run["epochs"]) for run in found.values())
+    _point(accuracy, final, PUBLISHED.train_accuracy, "published, training")
+    _point(accuracy, final, PUBLISHED.test_accuracy, "published, test")
+    for axes, title in ((loss, "training loss"), (accuracy, "accuracy, training (upper) and test, %")):
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_xlabel("epoch")
+        axes.axvline(7.5, color=DARK, linewidth=0.8, linestyle=(0, (1, 3)))
+        axes.spines[["top", "right"]].set_visible(False)
+    loss.text(7.6, loss.get_ylim()[1] * 0.93, "Ctrl-C in epoch 8", color=DARK, fontsize=9)
+    loss.legend(frameon=False, fontsize=9)
+    return picture
+
+
+def _point(axes: Axes, epoch: int, value: float, text: str) -> None:
+    axes.plot([epoch], [value], "D", color=DARK, markersize=6, fillstyle="none")
+    axes.annotate(text, (epoch, value), xytext=(-6, 7), textcoords="offset points", ha="right", fontsize=9, color=DARK)
+
+
+def write_results(run_dir: Path, folder: Path) -> str:
+    """Write `series.json`, `series.md` and `series.png` into `folder`, and return the table."""
+    found = results(run_dir)
+    (folder / "series.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "series.md").write_text(table(found))
+    figure(found).savefig(folder / "series.png", dpi=150)
+    return table(found)

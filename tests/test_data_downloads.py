@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import pickle
+import re
 import socket
 import struct
 import tarfile
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import helpers
 import numpy as np
 import pytest
 import torch
 import torchvision  # type: ignore[import-untyped]  # it ships no types
 
+from course_lib.engine.entry import LEAVING
 from course_lib.engine.errors import UsageError
 from course_lib.workloads import fetch
 from course_lib.workloads.data import DataSpec, load, prepare
@@ -157,6 +160,25 @@ def test_neither_files_nor_network(name: str, tmp_path: Path, requests: list[str
     assert names_below(root) == {f".{name}.lock"}
     with pytest.raises(UsageError, match="--data digits"):
         load(DataSpec(name, root))
+
+
+def test_no_network_ends_all_ranks_with_one_line(tmp_path: Path) -> None:
+    dead = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    (codes := tmp_path / "codes").mkdir()
+    given = ("--data", "cifar10", "--data-root", tmp_path / "data")
+    done = helpers.torchrun(
+        *given,
+        script="scripts/ddp_torchrun.py",
+        max_restarts=3,
+        run_dir=tmp_path / "run",
+        env=dead | {LEAVING: str(codes)},
+    )
+    (line,) = re.findall(r"^error: .*", done.output, re.MULTILINE)
+    assert "--data cifar10" in line and "put cifar-10-python.tar.gz into" in line and "--data digits" in line
+    assert done.returncode == 1  # torchrun's own, whatever its workers returned
+    assert {path.name for path in codes.iterdir()} == {"0-0", "0-1"}  # no restart
+    assert (codes / "0-0").read_text() == "2"  # the agent that it ended may have ended the other first
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,8 +10,9 @@ from PIL import Image
 
 from course_lib.engine.errors import UsageError
 from course_lib.workloads.data import DataSpec, ImageData, load, prepare
-from course_lib.workloads.folders import list_folder, load_folder
+from course_lib.workloads.folders import list_folder
 from course_lib.workloads.images import ImageSet
+from course_lib.workloads.pictures import load_pictures
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32), mode: str = "RGB") -> None:
@@ -73,7 +74,7 @@ def test_a_wide_picture_is_cropped_in_the_middle_and_not_squeezed(tmp_path: Path
     wide = Image.new("RGB", (96, 32), (255, 0, 0))
     wide.paste((0, 255, 0), (32, 0, 64, 32))
     wide.save(root / "train/cat/wide.png")
-    images, _, _ = load_folder(list_folder(root))
+    images, _, _ = load_pictures(list_folder(root))
     assert images.images[3, :, 3:29, 3:29].reshape(3, -1).float().mean(1).tolist() == [0, 255, 0]
 
 
@@ -84,7 +85,7 @@ def test_a_photo_is_turned_upright(tmp_path: Path) -> None:
     exif = photo.getexif()
     exif[0x0112] = 3  # orientation: held upside down
     photo.save(root / "train/cat/photo.png", exif=exif)
-    images, _, _ = load_folder(list_folder(root))
+    images, _, _ = load_pictures(list_folder(root))
     assert images.images[3, 0, 2, 2] == 0 and images.images[3, 0, 29, 29] == 255
 
 
@@ -182,10 +183,11 @@ def test_a_corrupt_picture_is_named(kind: str, tmp_path: Path) -> None:
             kind, good[: len(good) // 2]
         )
     )
-    prepare(DataSpec("image_folder", root))
-    with pytest.raises(UsageError, match="replace or remove") as caught:
-        load(DataSpec("image_folder", root))
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    for act in (prepare, load):
+        with pytest.raises(UsageError, match="replace or remove") as caught:
+            act(DataSpec("image_folder", root))
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert {path.name for path in root.iterdir()} == {"train", "test", ".image_folder.lock"}
 
 
 @pytest.mark.parametrize("act", [prepare, load])

@@ -8,8 +8,9 @@ import torch
 from course_lib.engine.errors import UsageError
 from course_lib.workloads.digits import CLASSES, digits_file, load_digits
 from course_lib.workloads.downloads import load_download, prepare_download
-from course_lib.workloads.folders import list_folder, load_folder
+from course_lib.workloads.folders import list_folder
 from course_lib.workloads.images import Augment, ImageData, fingerprint, image_data
+from course_lib.workloads.pictures import load_pictures, prepare_pictures
 
 __all__ = ["NAMES", "DataSpec", "ImageData", "load", "prepare"]
 
@@ -43,7 +44,7 @@ class DataSpec:
 
 
 def prepare(spec: DataSpec) -> None:
-    """Have the files ready: find them, or download them in one process while the others wait.
+    """Have the files ready: find them, or download or decode them in one process while the others wait.
 
     Every process calls it before the process group exists, for it may take longer than a collective may.
     Errors: ``UsageError`` with one line that says what is missing and what to do.
@@ -53,13 +54,13 @@ def prepare(spec: DataSpec) -> None:
     elif spec.name in DOWNLOADED:
         prepare_download(spec.name, _root(spec))
     elif spec.name == "image_folder":
-        list_folder(spec.root and spec.root.expanduser())
+        prepare_pictures(list_folder(spec.root and spec.root.expanduser()))
     else:
         raise UsageError(f"--data {spec.name}: no such data set; choose one of {', '.join(NAMES)}")
 
 
 def load(spec: DataSpec) -> ImageData:
-    """Read a prepared data set into memory; it is 32x32 whatever its source. It touches no network.
+    """Read a prepared data set into memory, or map it; it is 32x32 whatever its source. It touches no network.
 
     Errors: ``UsageError`` naming the file that is missing or damaged.
     """
@@ -71,7 +72,7 @@ def load(spec: DataSpec) -> ImageData:
         train, test, classes = load_download(spec.name, _root(spec))
     elif spec.name == "image_folder":
         listing = list_folder(spec.root and spec.root.expanduser())
-        train, test, digest = load_folder(listing)
+        train, test, digest = load_pictures(listing)
         classes = listing.classes
     else:
         raise UsageError(f"--data {spec.name}: no such data set; choose one of {', '.join(NAMES)}")

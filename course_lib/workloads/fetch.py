@@ -1,25 +1,20 @@
 """One download per file system, whole or not at all.
 
-Ranks, nodes that share a disk, and restarts all ask for the same files at once. One process downloads while
-it holds a file lock; the others wait for the lock and then find the files. A lock of the operating system
-goes with the process that held it, so a killed download leaves no lock behind, only a staging folder, which
-the next holder removes.
+One process downloads while it holds a file lock; the others wait for the lock and then find the files. A killed
+download leaves no lock behind, only a staging folder, which the next holder removes.
 """
 
-import fcntl
 import http.client
 import shutil
 import socket
-import sys
 import tarfile
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from course_lib.engine.errors import UsageError
+from course_lib.workloads.once import sole_holder
 from course_lib.workloads.optional import reason
 
 SILENCE = 60.0  # seconds without a byte after which a source counts as dead; urllib would wait for ever
@@ -50,7 +45,7 @@ def fetch_once(
         if complete():
             return
         root.mkdir(parents=True, exist_ok=True)
-        with (root / f".{name}.lock").open("a+") as lock, _sole_holder(lock, name):
+        with sole_holder(root / f".{name}.lock", f"download {name}"):
             if not complete():
                 _download(root, root / f".{name}.part", download, archives)
     except DOWNLOAD_ERRORS as error:
@@ -79,36 +74,6 @@ def _download(root: Path, stage: Path, download: Callable[[Path], None], archive
                 file.replace(target)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-@contextmanager
-def _sole_holder(lock: TextIO, name: str) -> Iterator[None]:
-    """Hold the lock; pass an error of the holder on to those who wait for it.
-
-    The lock file's text is the last failure, marked so that two equal failures differ. Who began to wait
-    before the failure was written sees the text change; who comes later finds an old text and tries again.
-    """
-    before = _text(lock)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waiting for another process to download {name}", file=sys.stderr, flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        after = _text(lock)
-        if after and after != before:
-            raise OSError(f"another process tried: {after.partition(' ')[2]}") from None
-    try:
-        yield
-    except DOWNLOAD_ERRORS as error:
-        lock.truncate(0)
-        lock.write(f"{uuid.uuid4().hex} {reason(error)}")
-        lock.flush()  # before the lock goes
-        raise
-
-
-def _text(file: TextIO) -> str:
-    file.seek(0)
-    return file.read()
 
 
 @contextmanager

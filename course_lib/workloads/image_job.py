@@ -15,21 +15,16 @@ from course_lib.engine.report import epoch_line, write_report
 from course_lib.engine.step import Step, steps_from, totals_over_ranks
 from course_lib.workloads.data import ImageData
 from course_lib.workloads.options import DTYPES, Options
-from course_lib.workloads.precision import autocast, be_deterministic
+from course_lib.workloads.precision import settle
 from course_lib.workloads.vision import MOMENTUM, build_model, schedule, step_schedule
 
 
 def image_model(options: Options, data: ImageData, device: torch.device) -> nn.Module:
     """The network that the options ask for, for these data, on this device."""
-    if device.type == "cuda" and options.deterministic:
-        be_deterministic()
     model = build_model(
         options.model, options.norm, data.shape[0], len(data.classes), options.seed, DTYPES[options.dtype]
-    ).to(device)
-    autocast(model, options.amp, device.type)
-    if options.compile:
-        model.compile()
-    return model
+    )
+    return settle(model, device, options.amp, options.deterministic, options.compile)
 
 
 def sgd(

@@ -1,7 +1,6 @@
 """The command line of the image scripts."""
 
 import argparse
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from course_lib.workloads.data import NAMES, DataSpec
 from course_lib.workloads.training_options import (
     TrainingOptions,
     add_training_options,
+    apply_preset,
     at_least,
     new_parser,
     share,
@@ -74,20 +74,12 @@ def parse_options(description: str, *groups: str, argv: list[str] | None = None)
         parser.add_argument("--lanes", type=at_least(1), default=2, help="parts of a batch where there is no GPU")
     if "spawn" in groups:
         parser.add_argument("--processes", type=at_least(1), default=2, help="number of ranks to start")
-    _apply_preset(parser, argv)
+    parser.add_argument("--preset", choices=tuple(PRESETS), help="the options of an experiment; others override them")
+    apply_preset(parser, PRESETS, argv)
     options = Options(**values(parser, Options, argv))
     if options.amp != "off" and options.dtype != "float32":
         raise UsageError(f"--amp {options.amp} is for --dtype float32: leave one of the two out")
     return options
-
-
-def _apply_preset(parser: argparse.ArgumentParser, argv: list[str] | None) -> None:
-    """A preset changes defaults, so that what is given beside it counts."""
-    parser.add_argument("--preset", choices=tuple(PRESETS), help="the options of an experiment; others override them")
-    asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    asked.add_argument("--preset")
-    with suppress(argparse.ArgumentError, SystemExit):  # the parser itself says what is wrong
-        parser.set_defaults(**PRESETS.get(asked.parse_known_args(argv)[0].preset, {}))
 
 
 def _images(parser: argparse.ArgumentParser) -> None:

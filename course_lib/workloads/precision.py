@@ -19,7 +19,7 @@ def autocast(model: nn.Module, amp: str, device_type: str) -> None:
     """
     if amp == "off":
         return
-    model.to(memory_format=torch.channels_last)  # what convolutions of short types want
+    model.to(memory_format=torch.channels_last)  # what convolutions of short types want; only they have 4-d weights
     entered = threading.local()  # DataParallel calls the replicas of a model in threads
 
     def enter(*_: Any) -> None:
@@ -32,6 +32,17 @@ def autocast(model: nn.Module, amp: str, device_type: str) -> None:
 
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave, always_call=True)
+
+
+def settle(model: nn.Module, device: torch.device, amp: str, deterministic: bool, compiled: bool) -> nn.Module:
+    """Put `model` on its device and let it compute there as the options say."""
+    if device.type == "cuda" and deterministic:
+        be_deterministic()
+    model = model.to(device)
+    autocast(model, amp, device.type)
+    if compiled:
+        model.compile()
+    return model
 
 
 def grad_scaler(amp: str, device_type: str) -> torch.amp.GradScaler | None:

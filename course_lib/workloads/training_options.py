@@ -3,6 +3,8 @@
 import argparse
 import math
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,6 +90,16 @@ def values(parser: argparse.ArgumentParser, options: type[TrainingOptions], argv
     """What the command line gives for the fields of an options class."""
     given = vars(parser.parse_args(argv))
     return {field.name: given[field.name] for field in fields(options) if field.name in given}
+
+
+def apply_preset(
+    parser: argparse.ArgumentParser, presets: Mapping[str, Mapping[str, Any]], argv: list[str] | None
+) -> None:
+    """Let the preset that `argv` asks for, else the parser's own, set defaults: what is given beside it counts."""
+    asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    asked.add_argument("--preset", default=parser.get_default("preset"))
+    with suppress(argparse.ArgumentError, SystemExit):  # the parser itself says what is wrong
+        parser.set_defaults(**presets.get(asked.parse_known_args(argv)[0].preset, {}))
 
 
 def _training(parser: argparse.ArgumentParser, precisions: tuple[str, ...]) -> None:

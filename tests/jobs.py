@@ -11,6 +11,7 @@ from helpers import Completed, torchrun
 
 from course_lib.engine import read_events
 from course_lib.engine.report import surviving_steps
+from course_lib.lab.ledger import check_ledger
 
 SCRIPT = "scripts/ddp_torchrun.py"
 SAMPLES, BATCH, EPOCHS, EVERY = 1500, 500, 2, 2
@@ -34,6 +35,7 @@ def undisturbed(*options: str | float, ranks: int = 2) -> dict[str, Any]:
         run_dir = Path(folder) / "run"
         done = job(run_dir, *options, ranks=ranks)
         assert done.returncode == 0, done.tail()
+        assert check_ledger(run_dir) == []  # of other runs, conftest sees to it at the end
         return report(run_dir) | {"losses": losses(run_dir)}
 
 

@@ -38,7 +38,7 @@ def recovery_seconds(events: list[Event]) -> list[float]:
         if generation > last_generation:
             between = [e for e in events if last_step_t < e["t"] < event["t"]]
             faults = [e["t"] for e in between if e["event"] == "fault" and e.get("kind") != "slow"]
-            stopped = any(e["event"] == "stop_requested" for e in between)
+            stopped = any(e["event"] in ("stop_requested", "finish") for e in between)
             # Before the first step of all, only a fault tells of a death.
             if not stopped and (faults or last_generation > 0):
                 seconds.append(round(event["t"] - min(faults, default=last_step_t), 3))

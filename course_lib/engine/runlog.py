@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from course_lib.engine.watchdog import process_start_time
+from course_lib.engine.watchdog import launch_time, process_start_time
 
 Event = dict[str, Any]
 
@@ -40,7 +40,9 @@ class RunLog:
         self._waiting: list[str] = []
         self._file: int | None = None
         RunLog.current = self
-        self("process_start", t=process_start_time(os.getpid()))
+        own = Path(os.environ.get("TORCHELASTIC_ERROR_FILE") or "no/agent").parent  # its agent makes it, right before
+        spawned = own.stat().st_mtime if own.is_dir() else None
+        self("process_start", t=process_start_time(os.getpid()), launched=launch_time(), spawned=spawned)
         self("imported")
 
     def __call__(self, event: str, **fields: Any) -> None:

@@ -71,7 +71,7 @@ class Trainer:
         self.progress = Progress()
         self._log = self.log or RunLog(self.run_dir)
         self._log.rank, self._log.world_size = here.rank, here.world_size  # `mp.spawn` sets no environment
-        self._log("group_ready")
+        self._log("group_ready", joined=here.joined)
         self._say: Callable[[str], None] = self.say if here.rank == 0 else lambda text: None
         self._stragglers = Stragglers(self.state.model, here, self._log, self._say)
         identity = dict(self.identity)

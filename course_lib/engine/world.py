@@ -33,8 +33,8 @@ class World:
     """Who this process is among its peers.
 
     `device` is where its tensors live; `generation` numbers the incarnations of a run's process group and is None
-    until the ranks have agreed on it; `store` is the group's key-value store. The methods are collectives: every
-    rank calls them in the same order.
+    until the ranks have agreed on it; `store` is the group's key-value store; `joined` is when there was a group, in
+    Unix seconds. The methods are collectives: every rank calls them in the same order.
     """
 
     rank: int
@@ -44,6 +44,7 @@ class World:
     generation: int | None = None
     stop: StopWatch = field(default_factory=StopWatch, repr=False, compare=False)
     store: Store = field(default_factory=HashStore, repr=False, compare=False)
+    joined: float = field(default_factory=time.time, init=False, repr=False, compare=False)
 
     def gather(self, value: T) -> list[T]:
         """The picklable `value` of every rank, in rank order, on every rank."""
@@ -110,12 +111,11 @@ def open_world(
 ) -> Iterator[World]:
     """Join the process group, yield the World, and leave in order.
 
-    Under torchrun the environment says who this process is; without it the process is a world of its own.
-    A process started by `mp.spawn` passes `rank`, `world_size` and `master`, the address of a TCPStore that its
-    parent serves. `device` is auto, cpu or cuda. `prepare` runs before the group exists, so that a slow download
-    is not bounded by `collective_timeout_s`; its failure on one rank is raised on all.
-    Raises UsageError when the environment or the device makes no sense, TimeoutError when the group does not
-    form within `start_timeout_s` seconds, and PeerLost for a peer that goes away later.
+    Under torchrun the environment says who this process is; without it the process is a world of its own. One that
+    `mp.spawn` started passes `rank`, `world_size` and `master`, the address of a TCPStore that its parent serves.
+    `device` is auto, cpu or cuda. `prepare` runs before the group exists, so that a slow download is not bounded by
+    `collective_timeout_s`; its failure on one rank is raised on all. Raises UsageError when the environment or the
+    device makes no sense, TimeoutError when no group forms in `start_timeout_s`, and PeerLost for a peer lost later.
     """
     place = find_place(rank, world_size, master)
     if place.under_torchrun:
@@ -136,7 +136,7 @@ def open_world(
         if world.rank == 0 and place.under_torchrun and not place.serves and may_grow():  # the agents' store is used
             say("a node that joins will end this job: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each agent")
         world.agree(lambda: _reraise(failure))
-        yield replace(world, store=store)
+        yield replace(world, store=store)  # which sets `joined` anew
         _leave()
     except Exception as error:
         lost = _last_act(error, world, store, collective_timeout_s)

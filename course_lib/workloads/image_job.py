@@ -112,6 +112,7 @@ class Recorder:
         self._last = {"test_accuracy": record.get("test_accuracy")}
         if self._world.rank == 0:
             say(epoch_line(record, self._options.epochs, self._options.global_batch_size))
+        self._since = time.monotonic()  # an evaluation is no part of the next step
 
     def finish(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Write the run's report on rank 0."""

@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from string import ascii_lowercase
 
 from course_lib.engine import UsageError
-from course_lib.lab.networks import NAMES
 from course_lib.lab.processes import MARK, kill_marked, launch_mark
 
 _PATIENCE_S = 10.0
@@ -59,7 +59,7 @@ class Namespaces:
 
     def address(self, name: str) -> str:
         """The address of node `name`."""
-        return f"10.77.0.{2 + NAMES.index(name)}"
+        return f"10.77.0.{2 + ascii_lowercase.index(name)}"
 
     def inside(self, name: str | None) -> list[str]:
         """The words that run a command on a node; None is the switch."""

@@ -5,6 +5,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_FLAGS ?= -q
 PYTEST_ARGS ?=
 LAB_ARGS ?=
+REPRODUCE_ARGS ?=
 
 # VENV=path is somebody else's environment: used, completed when something is missing, never cleared or removed.
 ifeq ($(strip $(VENV)),)
@@ -22,7 +23,7 @@ ifneq "$(shell test -x '$(PYTHON)' && cat '$(READY)' 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 endif
 
-.PHONY: help demo lab test test-all lint unit unit-all built nbval nbval-all notebooks bench clean setup
+.PHONY: help demo reproduce lab test test-all lint unit unit-all built nbval nbval-all notebooks bench clean setup
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -111,6 +112,9 @@ endif
 
 demo: $(READY) ## train, kill a rank in the middle of a step, resume, compare with an uninterrupted run (90 s)
 	@'$(PYTHON)' scripts/crash_and_resume.py --run-dir runs/demo
+
+reproduce: $(READY) ## DATA=DIR: the series' ResNet-34 on CIFAR-10, interrupted and resumed; goes on where it was stopped
+	@'$(PYTHON)' scripts/reproduce.py --data-root '$(DATA)' $(REPRODUCE_ARGS)
 
 lab: $(READY) ## open the course in JupyterLab
 	@start=notebooks/00_start_here.ipynb; test -e "$$start" || start=notebooks/; \

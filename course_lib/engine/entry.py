@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from course_lib.engine.errors import PeerLost, Preempted, UsageError
 from course_lib.engine.runlog import RunLog
-from course_lib.engine.watchdog import is_agent
+from course_lib.engine.watchdog import agent_pid, is_agent
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PREEMPTED = 1, 2, 130, 143
 LEAVING = "COURSE_EXIT_CODES"  # names a directory when the agent, `course_lib.engine.launch`, wants to know the codes
@@ -60,6 +60,8 @@ def run(main: Callable[[], object]) -> NoReturn:
         _report(error)
     if code == 0:
         atexit._run_exitfuncs()
+    elif RunLog.current is not None:
+        RunLog.current("left", code=code)
     _leave_code(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
@@ -174,9 +176,8 @@ def _write_whole(path: Path, text: str) -> None:
 def _stop_agent(code: int) -> None:
     """Tell the elastic agent that started this worker, which ends with `code`, to end: nothing is started again.
 
-    Only a parent whose command line says that it is an agent: it could be a shell, or a notebook's kernel.
+    Only a process whose command line says that it is an agent: it could be a shell, or a notebook's kernel.
     """
     _leave_code(code)  # before, since the agent's answer may be the end of this process
-    parent = os.getppid()
-    if "TORCHELASTIC_RUN_ID" in os.environ and is_agent(parent):
-        os.kill(parent, signal.SIGTERM)
+    if "TORCHELASTIC_RUN_ID" in os.environ and is_agent(agent := agent_pid()):
+        os.kill(agent, signal.SIGTERM)

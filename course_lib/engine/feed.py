@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from course_lib.engine.order import Plan, Position, mix, share_indices
-from course_lib.engine.watchdog import die_with_parent
+from course_lib.engine.watchdog import STOP_SIGNALS, die_with_parent
 from course_lib.engine.world import World
 
 
@@ -67,8 +67,8 @@ def loader_worker(_: int) -> None:
 
     A signal to the whole process group would otherwise end the workers before the trainer has stopped in order.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     die_with_parent(os.getppid())
 
 

@@ -22,6 +22,7 @@ from course_lib.engine.watchdog import die_with_parent
 
 _KEY = "group-is-lost"
 _POLL_S, _GRACE_S = 0.2, 1.5
+_guards: list[int] = []  # of this process
 
 
 def start_guard(connect: Callable[[], Store], rank: int, timeout_s: float) -> None:
@@ -33,7 +34,8 @@ def start_guard(connect: Callable[[], Store], rank: int, timeout_s: float) -> No
     if sys.platform != "linux":
         return
     parent = os.getpid()
-    if os.fork() != 0:
+    if (pid := os.fork()) != 0:
+        _guards.append(pid)
         return
     try:
         die_with_parent(parent)
@@ -42,6 +44,14 @@ def start_guard(connect: Callable[[], Store], rank: int, timeout_s: float) -> No
         _watch(parent, lost, rank, timeout_s)
     finally:
         os._exit(0)
+
+
+def dismiss_guard() -> None:
+    """End the guard of this process, which leaves its group in order; it would take the store's end for a failure."""
+    while _guards:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid := _guards.pop(), signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def call_guards(store: Store) -> None:

@@ -1,7 +1,10 @@
-"""torchrun with the exit code of its workers: `python -m course_lib.engine.launch [torchrun's options] SCRIPT …`
+"""torchrun with restarts in a fraction of the time, and with the exit code of its workers.
 
-torchrun ends with 1, whatever happened; a scheduler wants to know whether to put the job into its queue again. This is
-the same agent with the same options, and it ends with
+    python -m course_lib.engine.launch [--cold] [--preload MODULES] [torchrun's options] SCRIPT …
+
+The agent and its options are torchrun's. Its workers are forked from a process that has done the imports, so a restart
+skips them; `--preload a,b` names more modules than the script itself imports, and `--cold` starts each worker from
+nothing, as torchrun does. A scheduler wants to know whether to put the job into its queue again, so it ends with
 
     0    when torchrun does
     2    when the workers refused their input: another try will end alike
@@ -13,26 +16,40 @@ For this node: on several, each agent speaks for its own workers. Each worker le
 without which the loss of rank 0's node is not always survived.
 """
 
+import argparse
+import importlib
+import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import elastic_launch
 
+from course_lib.engine import warm
 from course_lib.engine.entry import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LEAVING, _say
+from course_lib.engine.watchdog import STOP_SIGNALS
+
+_QUIET_S = 3.0  # by then the workers have started, and the agent has time for an import
 
 
 def main() -> int:
     """Be an agent, and say what became of its workers."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))  # Slurm's warning, deadly to torchrun
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--cold", action="store_true")
+    own.add_argument("--preload", default="")
+    ours, theirs = _ours(own, sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="exit-codes-", ignore_cleanup_errors=True) as directory:
         os.environ[LEAVING] = directory
         try:
-            torchrun.main(sys.argv[1:])
+            _launch(ours, theirs)
         except ChildFailedError as error:
             _say(str(error))
             if not {f.exitcode for f in error.failures.values()} & {EXIT_USAGE, EXIT_PREEMPTED}:
@@ -41,9 +58,50 @@ def main() -> int:
             _say(f"the agent was asked to end by {error.sigval.name}")
         else:
             return 0
-        for signum in (signal.SIGTERM, signal.SIGINT):  # one more would end us with torchrun's traceback, and 1
-            signal.signal(signum, signal.SIG_IGN)
+        _ignore_signals()
         return outcome(Path(directory))
+
+
+def _ours(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our own options, which come first, and the words that are torchrun's or the script's."""
+    count = 0
+    while count < len(words) and words[count].split("=")[0] in ("--cold", "--preload"):
+        count += 2 if words[count] == "--preload" else 1
+    return parser.parse_args(words[:count]), words[count:]
+
+
+def _launch(ours: argparse.Namespace, words: list[str]) -> None:
+    args = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
+    if ours.cold or args.no_python or args.run_path or sys.platform != "linux":
+        torchrun.run(args)  # type: ignore[no-untyped-call]
+        return
+    if args.standalone:  # as `torchrun.run` has it
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(os.getpid())
+    args.start_method = "forkserver"
+    config, _, _ = torchrun.config_from_args(args)
+    warm.prepare(args.training_script, args.module, [name for name in ours.preload.split(",") if name])
+    # torch prints the agent's own traceback for each worker that ends; the worker has said why.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
+    # The first failure is formatted by code that imports this, which takes a second; better now than then.
+    timer = threading.Timer(_QUIET_S, importlib.import_module, ["torch._dynamo"])
+    timer.daemon = True
+    timer.start()
+    try:
+        elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
+    finally:
+        _ignore_signals()
+        warm.stop()
+
+
+def _ignore_signals() -> None:
+    """One more would end us with torchrun's traceback, and 1."""
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
 
 
 def outcome(directory: Path) -> int:

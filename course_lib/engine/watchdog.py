@@ -13,13 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is how Slurm warns
+AGENT = "COURSE_AGENT"  # the pid of an agent whose workers are not its own children
 _PR_SET_PDEATHSIG = 1
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch", "course_lib.engine.launch")
 
 
 class StopWatch:
-    """Turns SIGTERM and SIGINT into `requested`, which the trainer looks at after each step.
+    """Turns SIGTERM, SIGINT and SIGUSR1 into `requested`, which the trainer looks at after each step.
 
     Where the system has `sigwaitinfo` (Linux), a thread waits for the signals: it sees who sent them, and it sees
     them while the main thread is inside a collective, where a Python handler does not run. While it is not
@@ -38,8 +39,7 @@ class StopWatch:
     def stop_after(self, limit_s: float | None) -> None:
         """Ask to stop once `limit_s` seconds have passed since the start of the agent (of this process without one)."""
         if limit_s is not None:
-            begun = process_start_time(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid())
-            self._deadline = time.monotonic() + limit_s - (time.time() - begun)
+            self._deadline = time.monotonic() + limit_s - (time.time() - launch_time())
 
     @property
     def asked(self) -> bool:
@@ -75,7 +75,7 @@ class StopWatch:
 
     @property
     def from_agent(self) -> bool:
-        """Whether the request came from the parent process, which under torchrun is the elastic agent.
+        """Whether the request came from the elastic agent.
 
         The sender stays unknown where a thread of a library, older than the watch, got the signal (OpenBLAS has
         some, unless OMP_NUM_THREADS is 1), and where there is no `sigwaitinfo`. Then the agent is assumed: to take
@@ -83,7 +83,7 @@ class StopWatch:
         """
         if self.requested is None:
             return False
-        return self.sender == os.getppid() or (self.sender is None and "TORCHELASTIC_RUN_ID" in os.environ)
+        return self.sender == agent_pid() or (self.sender is None and "TORCHELASTIC_RUN_ID" in os.environ)
 
     def _wait(self) -> None:
         while True:
@@ -120,6 +120,11 @@ def die_with_agent() -> None:
     die_with_parent(parent)
 
 
+def agent_pid() -> int:
+    """The elastic agent of this worker: its parent, unless the launcher named another."""
+    return int(os.environ.get(AGENT) or os.getppid())
+
+
 def is_agent(pid: int) -> bool:
     """Whether the command line of `pid` is that of an elastic agent, and not one that only mentions it."""
     words = command_line(pid)
@@ -143,6 +148,11 @@ def process_start_time(pid: int) -> float:
         return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return time.time()
+
+
+def launch_time() -> float:
+    """When this launch of the job began here, in Unix seconds: with its agent, without one with this process."""
+    return process_start_time(agent_pid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid())
 
 
 def command_line(pid: int) -> list[str]:

@@ -16,14 +16,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from course_lib.engine.errors import PeerLost, UsageError
-from course_lib.engine.guard import call_guards, start_guard
+from course_lib.engine.guard import call_guards, dismiss_guard, start_guard
 from course_lib.engine.halves import may_grow
 from course_lib.engine.place import Place, choose_device, find_place, limit_threads
 from course_lib.engine.roster import agree_on_name, wait_for_port
 from course_lib.engine.watchdog import StopWatch, die_with_agent
 
 T = TypeVar("T")
-
 # What gloo and NCCL say when the other end is gone or silent; torch gives most of it no type of its own.
 _LOST = ("/gloo/", "connectFullMesh", "closed by peer", "reset by peer", "remote process exited", "Watchdog caught")
 
@@ -246,4 +245,5 @@ def _lost_peer(error: Exception, collective_timeout_s: float) -> str | None:
 
 def _leave() -> None:
     dist.barrier()  # a rank that destroys its group while a peer still talks to it aborts that peer
+    dismiss_guard()
     dist.destroy_process_group()

@@ -1,8 +1,8 @@
 """What can only be seen on a GPU: the tests that need one, and what a snapshot, a restart and exactness cost there.
 
-It takes a few minutes and prints a table: exact resumes in each kind of arithmetic, the step time of ResNet-34 with and without
-deterministic kernels, short floats and channels-last, how long a snapshot holds training up against a bare copy into
-pinned memory, and the time from a kill to the next step.
+It takes a few minutes and prints a table: exact resumes in each kind of arithmetic, the step time of ResNet-34 with and
+without deterministic kernels, short floats and channels-last, how long a snapshot holds training up against a bare
+copy into pinned memory, and the time from a kill to the next step.
 """
 
 import argparse

@@ -19,7 +19,8 @@ MOVED = 1e-6
 def read_record(run: Path) -> Record:
     files = {path: path.read_text().splitlines() for path in sorted((run / "events").glob("*.jsonl"))}
     files |= {path: [path.read_text()] for path in sorted(run.glob("*.json"))}
-    return {path: [json.loads(line) for line in lines] for path, lines in files.items()}
+    # A pod that is started again keeps its process id, and goes on in its file behind an empty line.
+    return {path: [json.loads(line) for line in lines if line.strip()] for path, lines in files.items()}
 
 
 @contextmanager

@@ -58,6 +58,8 @@ UNSEEN = {
     "04_torchrun": ("who_died", "recorded/who_died.txt"),
     "05_snapshots": ("left_out", "fig05_time.lost_pieces()"),
     "06_elastic": ("culprits", "evidence(read_scenes("),
+    "07_kubernetes_mingpt": ("flaws", "evidence(record, letter)"),
+    "08_goodput": ("causes", "evidence(record)"),
 }
 
 

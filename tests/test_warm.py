@@ -107,7 +107,7 @@ def test_a_module_that_uses_the_gpu_at_its_import_is_refused(tmp_path: Path) -> 
     script = write(tmp_path / "train.py", "import hasty\nprint('trained', flush=True)\n")
     done = run(script, nproc=1)
     assert done.returncode == 1
-    assert "before the fork: launch with --cold" in done.output
+    assert "hasty uses the GPU as it is imported, before the fork: launch with --cold" in done.output
     assert "trained" not in done.output
     assert run(script, nproc=1, ours=("--cold",)).returncode == 0
 

@@ -23,12 +23,14 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
 from course_lib.engine.watchdog import AGENT, STOP_SIGNALS, die_with_parent
 
 # What torch imports at the first use of DDP or of an optimizer, in over a second; and what the agent's module imports.
 _ALWAYS = ("torch._dynamo", "torch.distributed.run", __name__)
+_hasty: list[str] = []  # in the fork server: the module whose import has used a GPU
 _TOLD = "COURSE_FORK_SERVER"  # what the fork server is to import, and the path on which it finds that, as JSON
 
 
@@ -98,6 +100,9 @@ def serve() -> None:
     for name in told["modules"]:
         with suppress(Exception):
             importlib.import_module(name)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _hasty.append(name)
+            break
     os.environ.clear()  # of what an import has left there
     os.environ.update(environment)
 
@@ -105,9 +110,8 @@ def serve() -> None:
 def work(target: str, as_module: bool, *arguments: str) -> None:
     """A worker's life: what `python target arguments` (or `python -m`) would do. It returns when that exits with 0."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        sys.exit("a module that the script imports uses the GPU at once, before the fork: launch with --cold")
+    if _hasty:
+        sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")
     sys.argv = [target, *arguments]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -113,6 +113,8 @@ def work(target: str, as_module: bool, *arguments: str) -> None:
     if _hasty:
         sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")
     sys.argv = [target, *arguments]
+    if not as_module:
+        sys.path[0] = str(Path(target).resolve().parent)  # as for any script; multiprocessing has put the agent's there
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)

@@ -95,7 +95,9 @@ def main() -> None:
         if not (options.run_dir / moved).exists():
             if finished(here):
                 sys.exit(f"{here} is finished, so nothing of it can go on on other ranks: remove it and start again")
-            shutil.copytree(here, options.run_dir / moved)
+            part = options.run_dir / f".{moved}"  # a copy that was interrupted must not pass for a whole one
+            shutil.rmtree(part, ignore_errors=True)
+            Path(shutil.copytree(here, part)).rename(options.run_dir / moved)
     if interrupted in wanted:
         train(options, interrupted, options.ranks)
     if moved in wanted:

@@ -191,6 +191,8 @@ def test_what_ranks_meet_by_themselves_is_said_once(tmp_path: Path, server: TCPS
         (["/usr/bin/python3.11", "-u", "-m", "torch.distributed.run", "job.py"], True),
         (["python", "-m", "torch.distributed.launch", "job.py"], True),
         (["torchrun", "job.py"], True),
+        (["python", "-W", "ignore", "-X", "dev", "-m", "course_lib.engine.launch", "job.py"], True),
+        (["python", "-X", "torchrun", "watch.py"], False),
         (["bash", "-c", "torchrun --standalone job.py"], False),
         (["bash", "-c", "torchrun"], False),
         (["vim", "torchrun"], False),
@@ -224,6 +226,13 @@ def test_only_an_agent_above_a_worker_is_told(
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some-run")
     entry._stop_agent(2)
     assert sent == [(os.getppid(), signal.SIGTERM)] * signals
+
+
+def test_the_agent_is_the_parent_unless_it_is_the_parents_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    grandparent = psutil.Process().parent().parent().pid  # type: ignore[union-attr]  # pytest was started by something
+    for named, agent in ((None, os.getppid()), (str(grandparent), grandparent), ("1234567", os.getppid())):
+        monkeypatch.setenv(watchdog.AGENT, named) if named else monkeypatch.delenv(watchdog.AGENT, raising=False)
+        assert watchdog.agent_pid() == agent
 
 
 REFUSE = "from course_lib.engine import UsageError, run\ndef main():\n    raise UsageError('--lr')\nrun(main)\n"

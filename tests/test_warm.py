@@ -122,6 +122,45 @@ def test_no_process_outlives_the_agent(tmp_path: Path) -> None:
         assert not alive
 
 
+def test_loaders_are_their_workers_children_and_go_with_them(tmp_path: Path) -> None:
+    """multiprocessing would make the server's own method the worker's default: its loaders would outlive it."""
+    options = (*SHORT, "--num-workers", 1, "--fault", "kill:rank=1,step=3")
+    done = run(SCRIPT, *options, run_dir=tmp_path, max_restarts=1)  # fails when a process is left behind
+    assert done.returncode == 0, done.tail()
+    assert_same_result(tmp_path, undisturbed())
+
+
+def test_each_failure_of_a_plain_script_is_shown_and_what_it_registered_runs(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "plain.py",
+        """
+        import atexit, os
+        import numpy as np
+        atexit.register(lambda: print("registered", flush=True))
+        print("drew", np.random.rand(), "as", __file__, flush=True)
+        raise ValueError("attempt " + os.environ["TORCHELASTIC_RESTART_COUNT"])
+        """,
+    )
+    done = run(script, nproc=1, max_restarts=1)
+    assert done.returncode == 1
+    assert all(f"ValueError: attempt {number}" in done.output for number in (0, 1))
+    assert done.output.count("registered") == 2
+    drawn = [line.split()[1] for line in done.output.splitlines() if line.startswith("drew")]
+    assert len(set(drawn)) == 2  # the state of numpy's generator is not what was copied
+
+
+def test_a_module_that_exits_is_the_workers_to_report(tmp_path: Path) -> None:
+    write(tmp_path / "leaves.py", "import sys\nsys.exit('no licence')\n")
+    done = run(write(tmp_path / "train.py", "import leaves\n"), nproc=1)
+    assert done.returncode == 1
+    assert "no licence" in done.output and "EOFError" not in done.output
+
+
+def test_an_interrupted_worker_has_failed(tmp_path: Path) -> None:
+    script = write(tmp_path / "wait.py", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    assert run(script, nproc=1).returncode == 1
+
+
 def test_a_worker_whose_fork_server_died_leaves_with_it(tmp_path: Path) -> None:
     """Then the agent starts another one, and the job goes on."""
     words = command(SCRIPT, *SHORT, "--epochs", 20, run_dir=tmp_path, max_restarts=1)

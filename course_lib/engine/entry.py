@@ -159,7 +159,7 @@ def _record(line: str, trace: str) -> None:
     restarts left. Hence the rename.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None:
+    if not path:  # empty with --log-dir /dev/null
         return
     extra = {"py_callstack": trace + line, "timestamp": str(int(time.time()))}
     _write_whole(Path(path), json.dumps({"message": {"message": line, "extraInfo": extra}}))

@@ -24,6 +24,7 @@ import signal
 import sys
 import tempfile
 import threading
+import uuid
 from pathlib import Path
 
 from torch.distributed import run as torchrun
@@ -33,7 +34,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from course_lib.engine import warm
 from course_lib.engine.entry import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LEAVING, _say
-from course_lib.engine.watchdog import STOP_SIGNALS
+from course_lib.engine.watchdog import AGENT, STOP_SIGNALS
 
 _QUIET_S = 3.0  # by then the workers have started, and the agent has time for an import
 
@@ -41,6 +42,7 @@ _QUIET_S = 3.0  # by then the workers have started, and the agent has time for a
 def main() -> int:
     """Be an agent, and say what became of its workers."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    os.environ.pop(AGENT, None)  # of a launch around this one
     signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))  # Slurm's warning, deadly to torchrun
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--cold", action="store_true")
@@ -76,7 +78,7 @@ def _launch(ours: argparse.Namespace, words: list[str]) -> None:
         torchrun.run(args)  # type: ignore[no-untyped-call]
         return
     if args.standalone:  # as `torchrun.run` has it
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(os.getpid())
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
     args.start_method = "forkserver"
     config, _, _ = torchrun.config_from_args(args)
     warm.prepare(args.training_script, args.module, [name for name in ours.preload.split(",") if name])

@@ -7,6 +7,7 @@ they were when the launch began.
 """
 
 import ast
+import atexit
 import importlib
 import json
 import multiprocessing
@@ -15,6 +16,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -23,6 +25,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
@@ -54,7 +57,8 @@ def _undisturbed(start: Callable[[Any], None]) -> Callable[[Any], None]:
 
     def start_all(context: Any) -> None:
         came: list[int] = []
-        before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in STOP_SIGNALS}
+        handled = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGQUIT)
+        before = {signum: signal.signal(signum, lambda number, _: came.append(number)) for signum in handled}
         try:
             start(context)
         finally:
@@ -67,9 +71,11 @@ def _undisturbed(start: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def stop() -> None:
-    """End the fork server, which would otherwise go a moment after this process."""
-    with suppress(AttributeError, OSError):  # the standard library has no public way
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    """End the fork server, which would otherwise go a moment after this process, or never while a child of it lives."""
+    with suppress(AttributeError, TypeError, OSError):  # the standard library has no public way
+        server: Any = forkserver._forkserver
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
 
 def imports_of(path: Path) -> list[str]:
@@ -95,36 +101,58 @@ def serve() -> None:
     # Blocked and not ignored: what the agent sends to a worker that has hardly been forked must not be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     told = json.loads(os.environ.pop(_TOLD))
-    environment = dict(os.environ)
+    environment, threads = dict(os.environ), torch.get_num_threads()
     sys.path[:] = told["path"]
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else the question whether there is a GPU would spoil it
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
     for name in told["modules"]:
-        with suppress(Exception):
+        with suppress(Exception, SystemExit):
             importlib.import_module(name)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _hasty.append(name)
             break
+    torch.set_num_threads(threads)
     os.environ.clear()  # of what an import has left there
     os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or each worker would say it once more
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # again: a tracker of resources unblocks them
 
 
 def work(target: str, as_module: bool, *arguments: str) -> None:
     """A worker's life: what `python target arguments` (or `python -m`) would do. It returns when that exits with 0."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    if _hasty:
-        sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")
+    multiprocessing.set_start_method(None, force=True)  # a worker's own children are its own, and not the server's
+    np.random.seed()  # the state was copied with everything else; Python and torch see to theirs
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        if _hasty:
+            sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")
+        with _returning():
+            _run(target, as_module, arguments)
+    except SystemExit as error:
+        if error.code is not None and error.code != 0:
+            raise
+    except KeyboardInterrupt:
+        sys.exit(130)  # torch would take it for a success
+    except Exception:
+        traceback.print_exc()  # torch would keep it in a file
+        sys.exit(1)
+
+
+def _run(target: str, as_module: bool, arguments: tuple[str, ...]) -> None:
     sys.argv = [target, *arguments]
-    if not as_module:
-        sys.path[0] = str(Path(target).resolve().parent)  # as for any script; multiprocessing has put the agent's there
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    run: Callable[..., object] = runpy.run_module if as_module else runpy.run_path
-    with _returning():
-        try:
-            run(target, run_name="__main__", **({"alter_sys": True} if as_module else {}))
-        except SystemExit as error:
-            if error.code is not None and error.code != 0:
-                raise
+    try:
+        if as_module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            path = Path(target).resolve()
+            sys.path[0] = str(path.parent)  # as for any script; multiprocessing has put the agent's there
+            runpy.run_path(str(path), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves without them
 
 
 @contextmanager

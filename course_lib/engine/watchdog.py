@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
@@ -121,8 +122,12 @@ def die_with_agent() -> None:
 
 
 def agent_pid() -> int:
-    """The elastic agent of this worker: its parent, unless the launcher named another."""
-    return int(os.environ.get(AGENT) or os.getppid())
+    """The elastic agent of this worker: its parent, or the parent of its fork server, as the launcher has named it."""
+    named, parent = os.environ.get(AGENT), os.getppid()
+    with suppress(OSError, IndexError):
+        if named and named == Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1]:
+            return int(named)
+    return parent
 
 
 def is_agent(pid: int) -> bool:
@@ -132,10 +137,12 @@ def is_agent(pid: int) -> bool:
         return True
     if not words or "python" not in Path(words[0]).name:
         return False
-    for word, following in zip_longest(words[1:], words[2:]):
+    for before, word, following in zip_longest(words, words[1:], words[2:]):
+        if before in ("-W", "-X"):
+            continue
         if word == "-m":
             return following in _AGENT_MODULES
-        if not word.startswith("-"):
+        if word is not None and not word.startswith("-"):
             return Path(word).name == "torchrun"
     return False
 

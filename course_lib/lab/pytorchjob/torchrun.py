@@ -10,7 +10,7 @@ from course_lib.lab.pytorchjob.injected import is_shell
 from course_lib.lab.pytorchjob.job import Container
 
 # torchrun's options without a value; every other one is followed by its own.
-_FLAGS = ("standalone", "no_python", "run_path", "module", "m", "h", "help")
+_FLAGS = ("standalone", "no_python", "run_path", "module", "m", "h", "help", "virtual_local_rank", "cold")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "course_lib.engine.launch")
 
 

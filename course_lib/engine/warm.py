@@ -124,6 +124,9 @@ def work(target: str, as_module: bool, *arguments: str) -> None:
     multiprocessing.set_start_method(None, force=True)  # a worker's own children are its own, and not the server's
     np.random.seed()  # the state was copied with everything else; Python and torch see to theirs
     try:
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # the server, and a launch in the background, ignore it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if _hasty:
             sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")

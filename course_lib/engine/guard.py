@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-from course_lib.engine.watchdog import die_with_parent
+from course_lib.engine.watchdog import die_with_parent, stat_of
 
 _KEY = "group-is-lost"
 _POLL_S, _GRACE_S = 0.2, 1.5
@@ -75,7 +74,7 @@ def _listen(connect: Callable[[], Store], lost: threading.Event) -> None:
 def _watch(parent: int, lost: threading.Event, rank: int, timeout_s: float) -> None:
     stopped_s = 0.0  # counted, since a whole machine may sleep
     while stopped_s < timeout_s and not lost.wait(_POLL_S):
-        stopped_s = stopped_s + _POLL_S if _state(parent) == "T" else 0.0
+        stopped_s = stopped_s + _POLL_S if stat_of(parent)[:1] == ["T"] else 0.0
     if lost.is_set():
         time.sleep(_GRACE_S)
     if os.getppid() == parent:
@@ -84,11 +83,3 @@ def _watch(parent: int, lost: threading.Event, rank: int, timeout_s: float) -> N
         )
         os.write(2, f"rank {rank} (process {parent}) {why}; its guard kills it\n".encode())
         os.kill(parent, signal.SIGKILL)
-
-
-def _state(pid: int) -> str:
-    """The letter that Linux shows for a process: R, S, T for stopped, …; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""

@@ -60,7 +60,6 @@ def main() -> int:
             _say(f"the agent was asked to end by {error.sigval.name}")
         else:
             return 0
-        _ignore_signals()
         return outcome(Path(directory))
 
 
@@ -74,31 +73,30 @@ def _ours(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.N
 
 def _launch(ours: argparse.Namespace, words: list[str]) -> None:
     args = torchrun.parse_args(words)  # type: ignore[no-untyped-call]
-    if ours.cold or args.no_python or args.run_path or sys.platform != "linux":
-        torchrun.run(args)  # type: ignore[no-untyped-call]
-        return
+    try:
+        if ours.cold or args.no_python or args.run_path or sys.platform != "linux":
+            torchrun.run(args)  # type: ignore[no-untyped-call]
+        else:
+            _launch_warm(args, ours.preload)
+    finally:
+        for signum in STOP_SIGNALS:  # one more would end us with torchrun's traceback, and 1
+            signal.signal(signum, signal.SIG_IGN)
+        warm.stop()
+
+
+def _launch_warm(args: argparse.Namespace, preload: str) -> None:
     if args.standalone:  # as `torchrun.run` has it
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
     args.start_method = "forkserver"
     config, _, _ = torchrun.config_from_args(args)
-    warm.prepare(args.training_script, args.module, [name for name in ours.preload.split(",") if name])
+    warm.prepare(args.training_script, args.module, [name for name in preload.split(",") if name])
     # torch prints the agent's own traceback for each worker that ends; the worker has said why.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
     # The first failure is formatted by code that imports this, which takes a second; better now than then.
     timer = threading.Timer(_QUIET_S, importlib.import_module, ["torch._dynamo"])
     timer.daemon = True
     timer.start()
-    try:
-        elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
-    finally:
-        _ignore_signals()
-        warm.stop()
-
-
-def _ignore_signals() -> None:
-    """One more would end us with torchrun's traceback, and 1."""
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
+    elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

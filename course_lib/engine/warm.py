@@ -39,7 +39,8 @@ _TOLD = "COURSE_FORK_SERVER"  # what the fork server is to import, and the path 
 
 def prepare(target: str, as_module: bool, extra: list[str]) -> None:
     """Tell the fork server, which starts with the first worker, what to import for a script (or module)."""
-    path = Path(find_spec(target).origin or "") if as_module and find_spec(target) else Path(target)  # type: ignore[union-attr]
+    spec = find_spec(target) if as_module else None
+    path = Path(spec.origin or "") if spec is not None else Path(target)
     places = sys.path if as_module else [str(path.resolve().parent), *sys.path]
     modules = [*imports_of(path), *extra, *_ALWAYS]
     os.environ[_TOLD] = json.dumps({"modules": modules, "path": places})
@@ -72,7 +73,7 @@ def _undisturbed(start: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def stop() -> None:
     """End the fork server, which would otherwise go a moment after this process, or never while a child of it lives."""
-    with suppress(AttributeError, TypeError, OSError):  # the standard library has no public way
+    with suppress(AttributeError, TypeError, OSError):  # no public way; and a cold launch has none
         server: Any = forkserver._forkserver
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
@@ -124,9 +125,8 @@ def work(target: str, as_module: bool, *arguments: str) -> None:
     multiprocessing.set_start_method(None, force=True)  # a worker's own children are its own, and not the server's
     np.random.seed()  # the state was copied with everything else; Python and torch see to theirs
     try:
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # the server, and a launch in the background, ignore it
+        # The server ignores it, and so does what a shell starts in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if _hasty:
             sys.exit(f"{_hasty[0]} uses the GPU as it is imported, before the fork: launch with --cold")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
@@ -124,10 +123,7 @@ def die_with_agent() -> None:
 def agent_pid() -> int:
     """The elastic agent of this worker: its parent, or the parent of its fork server, as the launcher has named it."""
     named, parent = os.environ.get(AGENT), os.getppid()
-    with suppress(OSError, IndexError):
-        if named and named == Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1]:
-            return int(named)
-    return parent
+    return int(named) if named and named in stat_of(parent)[1:2] else parent
 
 
 def is_agent(pid: int) -> bool:
@@ -150,11 +146,19 @@ def is_agent(pid: int) -> bool:
 def process_start_time(pid: int) -> float:
     """When a process began, in Unix seconds: from /proc on Linux, else now."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        ticks = int(stat_of(pid)[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return time.time()
+
+
+def stat_of(pid: int) -> list[str]:
+    """What Linux says of a process after its name: state, parent, …; nothing of one that is gone, or elsewhere."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return []
 
 
 def launch_time() -> float:

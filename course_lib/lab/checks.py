@@ -157,3 +157,18 @@ def match(right: Mapping[str, str], *, wrong: Sequence[Mapping[str, str]], hint:
         return None if count == len(right) else f"{count} of {len(right)} are right{'; ' + hint if hint else ''}"
 
     return Exercise("diagnose", judge, dict(right), wrong, why)
+
+
+def bets(
+    right: Mapping[str, bool], parts: Mapping[str, str], *, wrong: Sequence[Mapping[str, Any]], why: str = ""
+) -> Exercise:
+    """True or False for each letter; who loses some is told in which parts of the notebook to read again."""
+
+    def judge(answer: Any) -> str | None:
+        if not isinstance(answer, Mapping) or set(answer) != set(right):
+            return f"give a dict with the keys {', '.join(right)}"
+        lost = [part for letter, part in parts.items() if answer[letter] is not right[letter]]
+        told = ", ".join(dict.fromkeys(lost))
+        return f"{len(right) - len(lost)} of {len(right)}; read again: {told}" if lost else None
+
+    return Exercise("predict", judge, right, wrong, why)

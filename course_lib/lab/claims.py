@@ -67,6 +67,13 @@ def every_sample_once(run: Path | str) -> bool:
     return joined and len(ends) == 1 and min(ends)[0] == 0 and sorted(spans) == list(range(len(spans)))
 
 
+def events_used_once(run: Path | str) -> list[Event]:
+    """The events of a run whose epochs used each sample once; BrokenRecord when one did not."""
+    if not every_sample_once(run):
+        raise BrokenRecord(f"{run}: by its record, an epoch did not use each sample once")
+    return read_events(run).events
+
+
 def replay_difference(run: Path | str) -> float:
     """The largest distance of the losses that two starts of equal size had in the same step; infinite if none is."""
     done: dict[tuple[int, int], dict[int | None, float]] = defaultdict(dict)

@@ -5,16 +5,13 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from course_lib.engine import read_events
 from course_lib.engine.runlog import Event
-from course_lib.lab.claims import BrokenRecord, every_sample_once
+from course_lib.lab.claims import BrokenRecord, events_used_once
 
 
 def _verified(run: Path | str) -> list[Event]:
     """The events of a finished run."""
-    if not every_sample_once(run):
-        raise BrokenRecord(f"{run}: by its record, an epoch did not use each sample once")
-    events = read_events(run).events
+    events = events_used_once(run)
     if not any(event["event"] == "finish" for event in events):
         raise BrokenRecord(f"{run}: no rank recorded that the run was finished")
     return events

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from course_lib.lab.anatomy import Recovery
+from course_lib.lab.claims import events_used_once
 from course_lib.lab.cluster import DAY_S, SimulatedCluster
 from course_lib.lab.constants import Constants, window
 from course_lib.lab.economics import best_interval, daly, goodput, young
 from course_lib.lab.fig05 import ORANGE, PURPLE, SKY, figure_of
 from course_lib.lab.goodput_claims import (
-    _verified,
     goodput_of,
     measured_parts,
     mtbf_of,
@@ -101,7 +101,7 @@ def curve(run: Path | str, found: Constants, every: int) -> NotebookFigure:
         _draw_curve(ax, at, [share * goodput(x, **costs) for x in at], color, words)
         three = young(stall_s, mtbf_s), daly(stall_s, mtbf_s), best_interval(stall_s, mtbf_s, write_s)
         mark_three(ax, [(x, share * goodput(x, **costs)) for x in three], color)
-    begin, end = window(_verified(run))
+    begin, end = window(events_used_once(run))
     job = SimulatedCluster(1, mtbf_s, recovery_s=recovery_s, stall_s=found.stall_s, write_s=found.write_s)
     chance = simulate(job, interval_s, (end - begin) / DAY_S, runs=500).goodput
     low, high = share * np.quantile(chance, [0.1, 0.9])

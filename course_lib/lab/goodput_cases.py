@@ -44,9 +44,7 @@ def _kill(job: Job, *steps: int) -> None:
 def seldom(folder: Path) -> None:
     """Killed twice, late after the only snapshot that there would be."""
     slow = "--fault slow:rank=0,step=0,seconds=0.06,times=10000,at=optimizer"
-    with start(
-        f"{AGENT} --max-restarts 3 {TRAIN} --snapshot-every 200 {slow} --run-dir {folder}", limit_s=PATIENCE_S
-    ) as job:
+    with started(f"{AGENT} {RESTARTS} {TRAIN} --snapshot-every 200 {slow}", folder) as job:
         _kill(job, 90, 120)
         job.wait(show=False)
 
@@ -54,18 +52,14 @@ def seldom(folder: Path) -> None:
 def late(folder: Path) -> None:
     """A rank hangs, and the others wait for it until the timeout."""
     fault = "--fault hang:how=spin,rank=1,step=70 --collective-timeout 15"
-    with start(
-        f"{AGENT} --max-restarts 3 {TRAIN} --snapshot-every 10 {fault} --run-dir {folder}", limit_s=PATIENCE_S
-    ) as job:
+    with started(f"{AGENT} {RESTARTS} {TRAIN} --snapshot-every 10 {fault}", folder) as job:
         job.wait(show=False)
 
 
 def loading(folder: Path) -> None:
     """Killed twice, and after each start the data takes its time."""
     fault = "--fault slow:rank=0,step=0,seconds=6,times=10000,at=load"
-    with start(
-        f"{AGENT} --max-restarts 3 {TRAIN} --snapshot-every 10 {fault} --run-dir {folder}", limit_s=PATIENCE_S
-    ) as job:
+    with started(f"{AGENT} {RESTARTS} {TRAIN} --snapshot-every 10 {fault}", folder) as job:
         _kill(job, 50, 100)
         job.wait(show=False)
 

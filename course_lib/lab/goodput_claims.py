@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-from course_lib.engine import read_events
 from course_lib.engine.report import steps_replayed, surviving_steps
-from course_lib.engine.runlog import Event
-from course_lib.lab.claims import BrokenRecord, every_sample_once
+from course_lib.lab.claims import BrokenRecord, events_used_once
 from course_lib.lab.constants import Constants, measure, measured_goodput, window
 from course_lib.lab.report import Report, examine
 from course_lib.lab.simulator import replay
@@ -21,15 +19,9 @@ PARTS = {
 }
 
 
-def _verified(run: Path | str) -> list[Event]:
-    if not every_sample_once(run):
-        raise BrokenRecord(f"{run}: by its record, an epoch did not use each sample once")
-    return read_events(run).events
-
-
 def report_of(run: Path | str) -> Report:
     """The report of a run whose record is sound."""
-    _verified(run)
+    events_used_once(run)
     return examine(run, look=False)
 
 
@@ -51,7 +43,7 @@ def phases_add_up(run: Path | str) -> list[bool]:
 
 def counts_the_same_steps(run: Path | str) -> bool:
     """Whether the ledger counts as many steps, and steps done again, as the engine does from the events."""
-    events, steps = _verified(run), report_of(run).ledger.steps
+    events, steps = events_used_once(run), report_of(run).ledger.steps
     return (steps["productive"], steps["replayed"]) == (len(surviving_steps(events)), steps_replayed(events))
 
 
@@ -66,17 +58,17 @@ def kill_times(run: Path | str) -> list[float]:
 
 def constants(run: Path | str) -> Constants:
     """Pace, stall, write and recovery of a run."""
-    return measure(_verified(run), kill_times(run))
+    return measure(events_used_once(run), kill_times(run))
 
 
 def goodput_of(run: Path | str) -> float:
     """The share of the time, from the first step to the last, in steps that count."""
-    return measured_goodput(_verified(run))
+    return measured_goodput(events_used_once(run))
 
 
 def mtbf_of(run: Path | str) -> float:
     """The mean time between the run's kills, from its first step to its last one."""
-    begin, end = window(_verified(run))
+    begin, end = window(events_used_once(run))
     kills = [kill for kill in kill_times(run) if begin < kill < end]
     if not kills:
         raise BrokenRecord(f"{run}: nobody was killed while it trained, so there is no time between kills")
@@ -85,7 +77,7 @@ def mtbf_of(run: Path | str) -> float:
 
 def measured_parts(run: Path | str) -> dict[str, float]:
     """The share of each of `PARTS` in the time from the first step to the last one."""
-    begin, end = (round(t * 1e6) for t in window(_verified(run)))
+    begin, end = (round(t * 1e6) for t in window(events_used_once(run)))
     pieces = report_of(run).ledger.pieces
     kinds: dict[str, int] = {}
     for piece in pieces:
@@ -96,7 +88,7 @@ def measured_parts(run: Path | str) -> dict[str, float]:
 
 def predicted_parts(run: Path | str, found: Constants, every: int) -> dict[str, float]:
     """The same by the simulator, for a job with the constants `found` that is killed when this run was."""
-    begin, end = window(_verified(run))
+    begin, end = window(events_used_once(run))
     times = [kill - begin for kill in kill_times(run) if begin < kill < end]
     costs = {"stall_s": found.stall_s, "write_s": found.write_s, "recovery_s": found.recovery_s}
     shares = replay(times, end - begin, every * found.pace_s, **costs).shares

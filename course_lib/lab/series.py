@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from course_lib.engine import UsageError, read_events
 from course_lib.engine.report import surviving_steps
-from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure
+from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure, max_abs_loss_difference
 
 Event = dict[str, Any]
 NAMES = ("undisturbed", "interrupted", "other-ranks")
@@ -35,32 +35,27 @@ class Published:
 PUBLISHED = Published()
 
 
-def epochs(run_dir: Path) -> list[Event]:
+def epochs(events: list[Event]) -> list[Event]:
     """The record of each epoch, in order: of one that was recorded twice the later one."""
-    found = {event["epoch"]: event for event in read_events(run_dir).events if event["event"] == "epoch"}
+    found = {event["epoch"]: event for event in events if event["event"] == "epoch"}
     return [found[number] for number in sorted(found)]
 
 
-def snapshots(run_dir: Path) -> dict[int, str]:
-    """SHA-256 of the snapshot file after so many steps, for all that were published."""
-    return {e["step"]: e["sha256"] for e in read_events(run_dir).events if e["event"] == "snapshot_saved"}
+def snapshots(events: list[Event]) -> dict[int, str]:
+    """SHA-256 of the snapshot file after so many steps, for all that were published, by their number of steps."""
+    saved = {event["step"]: event["sha256"] for event in events if event["event"] == "snapshot_saved"}
+    return dict(sorted(saved.items()))
 
 
-def compare(undisturbed: Path, other: Path) -> dict[str, Any]:
-    """How far a run is the undisturbed one: whole snapshot files, losses of all steps, and the final weights."""
+def compare(undisturbed: list[Event], other: list[Event]) -> dict[str, Any]:
+    """How far the record of a run is the undisturbed one's: whole snapshot files, and the losses of all steps."""
     left, right = snapshots(undisturbed), snapshots(other)
-    common = sorted(left.keys() & right.keys())
-    losses = [
-        [event["loss"] for event in surviving_steps(read_events(run).events).values()] for run in (undisturbed, other)
-    ]
-    digests = [json.loads((run / "report.json").read_text())["weights_sha256"] for run in (undisturbed, other)]
-    pairs = list(zip(*losses, strict=False))
+    common = left.keys() & right.keys()
     return {
         "snapshots_compared": len(common),
         "snapshots_equal": sum(left[step] == right[step] for step in common),
-        "steps_compared": len(pairs),
-        "max_abs_loss_difference": max((abs(a - b) for a, b in pairs), default=float("nan")),
-        "same_final_weights": digests[0] == digests[1],
+        "steps_compared": len(surviving_steps(undisturbed).keys() & surviving_steps(other).keys()),
+        "max_abs_loss_difference": max_abs_loss_difference(undisturbed, other),
     }
 
 
@@ -70,18 +65,21 @@ def results(run_dir: Path) -> dict[str, Any]:
     if NAMES[0] not in done:
         raise UsageError(f"{run_dir / NAMES[0]} is not finished: run scripts/reproduce.py again, it goes on from there")
     found: dict[str, Any] = {}
+    events = {name: read_events(run_dir / name).events for name in done}
     for name in done:
         report = json.loads((run_dir / name / "report.json").read_text())
         newest = max((run_dir / name / "snapshots").glob("*-step-*.json"))
         manifest = json.loads(newest.read_text())
         found[name] = {
             "report": report,
-            "epochs": [{k: v for k, v in e.items() if k not in ("t", "event", "rank")} for e in epochs(run_dir / name)],
-            "snapshots": {str(step): digest for step, digest in sorted(snapshots(run_dir / name).items())},
+            "epochs": [{k: v for k, v in e.items() if k not in ("t", "event", "rank")} for e in epochs(events[name])],
+            "snapshots": {str(step): digest for step, digest in snapshots(events[name]).items()},
             "machine": {k: manifest[k] for k in ("machine", "versions", "config", "world_size") if k in manifest},
         }
         if name != NAMES[0]:
-            found[name]["against_undisturbed"] = compare(run_dir / NAMES[0], run_dir / name)
+            same = report["weights_sha256"] == found[NAMES[0]]["report"]["weights_sha256"]
+            against = compare(events[NAMES[0]], events[name]) | {"same_final_weights": same}
+            found[name]["against_undisturbed"] = against
     return found
 
 
@@ -154,6 +152,6 @@ def write_results(run_dir: Path, folder: Path) -> str:
     """Write `series.json`, `series.md` and `series.png` into `folder`, and return the table."""
     found = results(run_dir)
     (folder / "series.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "series.md").write_text(table(found))
+    (folder / "series.md").write_text(text := table(found))
     figure(found).savefig(folder / "series.png", dpi=150)
-    return table(found)
+    return text

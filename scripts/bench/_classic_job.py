@@ -1,7 +1,7 @@
 """The tutorials' fault-tolerant script, for comparison: torch alone, a snapshot after each epoch, no more.
 
 It does what they do: load the snapshot if there is one, wrap the model, train epoch after epoch, save from
-rank 0. What they have no need of is one line a step with the time, the attempt, the rank and the pid.
+rank 0. What they have no need of is one line a step with the time, the attempt and the rank.
 """
 
 import os
@@ -49,7 +49,7 @@ class Trainer:
                     self.optimizer.zero_grad()
                     F.cross_entropy(self.model(source), targets).backward()
                     self.optimizer.step()
-                    lines.write(f"{time.time()} {attempt} {rank} {os.getpid()}\n")
+                    lines.write(f"{time.time()} {attempt} {rank}\n")
                     time.sleep(0.02)  # or it would be over before it can be killed
                 if rank == "0":
                     state = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + 1}

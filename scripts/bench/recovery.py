@@ -9,20 +9,21 @@ import argparse
 import json
 import os
 import random
-import shlex
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course_lib.engine import UsageError, run
+from course_lib.lab.anatomy import medians
+from course_lib.lab.job import Job
 from course_lib.lab.launch import start
+from course_lib.lab.report import examine
 
 BENCH = Path(__file__).resolve().parent
 OURS = f"{BENCH.parent / 'ddp_torchrun.py'} --epochs 100000 --snapshot-every 10 --device cpu"
@@ -31,21 +32,16 @@ AGENT = "--standalone --nproc-per-node 2 --max-restarts 100000"
 LIMIT_S, RANKS = 60.0, (0, 1)
 TARGET_RATIO, TARGET_S = 4.0, 1.0
 
-Steps = list[tuple[float, int, int, int]]  # (Unix time, attempt, rank, pid) of each step
+Steps = list[tuple[float, int, int]]  # (Unix time, attempt, rank) of each step
 
 
-def classic_steps(folder: Path) -> Steps:
+def classic_steps(folder: Path, _: Job) -> Steps:
     lines = [line.split() for file in folder.glob("steps-*.txt") for line in file.read_text().splitlines()]
-    return [(float(t), int(a), int(rank), int(pid)) for t, a, rank, pid in (line for line in lines if len(line) == 4)]
+    return [(float(t), int(attempt), int(rank)) for t, attempt, rank in (line for line in lines if len(line) == 3)]
 
 
-def our_steps(folder: Path) -> Steps:
-    found: Steps = []
-    for file in folder.glob("events/*.jsonl"):
-        pid = int(file.stem.rsplit("-", 1)[1])
-        events = (json.loads(line) for line in file.read_text().splitlines() if '"event": "step"' in line)
-        found += [(e["t"], e["generation"], e["rank"], pid) for e in events]
-    return found
+def our_steps(_: Path, job: Job) -> Steps:
+    return [(e["t"], e["generation"], e["rank"]) for e in job.events if e["event"] == "step"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Way:
     """A job and how it is launched; `steps` reads what it has done."""
 
     command: str
-    steps: Callable[[Path], Steps]
+    steps: Callable[[Path, Job], Steps]
 
 
 WAYS = {
@@ -63,13 +59,13 @@ WAYS = {
 }
 
 
-def wait_for_attempt(way: Way, folder: Path, after: int, running: Callable[[], bool]) -> Steps | None:
+def wait_for_attempt(way: Way, folder: Path, after: int, job: Job) -> Steps | None:
     """The steps, once both ranks have done one of a later attempt than `after`; None when that does not happen."""
     deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline and running():
-        steps = way.steps(folder)
-        newest = max((attempt for _, attempt, _, _ in steps), default=after)
-        if newest > after and {rank for _, attempt, rank, _ in steps if attempt == newest} == set(RANKS):
+    while time.monotonic() < deadline and job.running:
+        steps = way.steps(folder, job)
+        newest = max((attempt for _, attempt, _ in steps), default=after)
+        if newest > after and {rank for _, attempt, rank in steps if attempt == newest} == set(RANKS):
             return [step for step in steps if step[1] == newest]
         time.sleep(0.01)
     return None
@@ -78,37 +74,20 @@ def wait_for_attempt(way: Way, folder: Path, after: int, running: Callable[[], b
 def kill_often(name: str, kills: int, draw: random.Random, folder: Path) -> list[float | None]:
     """Seconds of `kills` recoveries of one job; None for one that failed, which ends the job."""
     way, seconds = WAYS[name], list[float | None]()
-    command = shlex.join(shlex.split(way.command.format(folder)))
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": None}  # a plain torchrun, as people type it
-    with start(command, limit_s=3600, environment=environment, logs=folder / "logs") as job:
-        now = wait_for_attempt(way, folder, -1, lambda: job.running)
+    with start(way.command.format(folder), limit_s=3600, environment=environment, logs=folder / "logs") as job:
+        now = wait_for_attempt(way, folder, -1, job)
         for _ in range(kills):
             if now is None:
                 return [*seconds, None]
             time.sleep(draw.uniform(0.1, 0.6))
-            victim = draw.choice(RANKS)
-            attempt, pid = next((attempt, pid) for _, attempt, rank, pid in now if rank == victim)
+            attempt, pid = now[0][1], job.pid(draw.choice(RANKS))
             killed = time.time()
             os.kill(pid, signal.SIGKILL)
-            now = wait_for_attempt(way, folder, attempt, lambda: job.running)
+            now = wait_for_attempt(way, folder, attempt, job)
             if now is not None:
-                seconds.append(max(min(t for t, _, rank, _ in now if rank == mine) for mine in RANKS) - killed)
+                seconds.append(max(min(t for t, _, rank in now if rank == mine) for mine in RANKS) - killed)
         return seconds if now is not None else [*seconds, None]
-
-
-def phases(folder: Path) -> dict[str, float]:
-    """Median seconds from the start of a restarted process to each of its milestones."""
-    marks: dict[str, list[float]] = defaultdict(list)
-    for file in folder.glob("events/*.jsonl"):
-        own = [json.loads(line) for line in file.read_text().splitlines()]
-        began = next((e["t"] for e in own if e["event"] == "process_start"), None)
-        if began is None or own[-1]["generation"] in (None, 1):
-            continue
-        for name in ("imported", "group_ready", "snapshot_loaded", "warm_up", "step"):
-            first = next((e["t"] for e in own if e["event"] == name), None)
-            if first is not None:
-                marks[name].append(first - began)
-    return {name: round(statistics.median(times), 3) for name, times in marks.items()}
 
 
 def figures(seconds: list[float | None]) -> dict[str, Any]:
@@ -147,10 +126,12 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(prefix=f"recovery-{name}-", ignore_cleanup_errors=True) as folder:
                     (Path(folder) / "logs").mkdir()
                     new = kill_often(name, min(options.kills_a_job, left), draw, Path(folder))
-                    parts[name] = phases(Path(folder)) if name != "tutorial" else {}
+                    if name != "tutorial":
+                        found = medians(list(examine(folder).recoveries))
+                        parts[name] = {phase: round(value, 3) for phase, value in found.items()}
                 seconds[name] += new
                 print(f"{name:9}", *("failed" if s is None else f"{s:.2f}" for s in new), flush=True)
-    rows = {name: figures(taken) | {"phases_s": parts[name]} for name, taken in seconds.items()}
+    rows = {name: figures(taken) | {"phases_s": parts.get(name, {})} for name, taken in seconds.items()}
     for name, row in rows.items():
         print(f"{name:9} {row}")
     result: dict[str, Any] = {"load": os.getloadavg()[0], "seed": options.seed, "ways": rows}

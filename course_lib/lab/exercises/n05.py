@@ -1,11 +1,9 @@
 """Exercises of notebook 05."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from course_lib.lab import fallback, publishing
+from course_lib.lab import checks, fallback, publishing
 from course_lib.lab.checks import Exercise, match, predict
 from course_lib.lab.left_out import suspects
 
@@ -194,18 +192,9 @@ _BETS = {"A": False, "B": True, "C": False, "D": False, "E": True}
 _PARTS = {"A": "part 2 (one bit)", "B": "part 1 (killed at a byte)", "C": "part 3 (until the machine dies)"}
 _PARTS |= {"D": "part 7 (two generations)", "E": "part 6 (what it costs)"}
 
-
-def _judge_bets(bets: Any) -> str | None:
-    if not isinstance(bets, Mapping) or set(bets) != set(_BETS):
-        return f"give a dict with the keys {', '.join(_BETS)}"
-    lost = [part for letter, part in _PARTS.items() if bets[letter] is not _BETS[letter]]
-    return f"{5 - len(lost)} of 5; read again: {', '.join(lost)}" if lost else None
-
-
-bets = Exercise(
-    "predict",
-    _judge_bets,
+bets = checks.bets(
     _BETS,
+    _PARTS,
     wrong=[dict.fromkeys(_BETS, True), _BETS | {"C": True}, _BETS | {"D": "no"}, {"A": False}],
     why="B and E are true",
 )

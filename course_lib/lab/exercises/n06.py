@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from course_lib.engine.order import share as engine_share
+from course_lib.lab import checks
 from course_lib.lab.answers import as_number
 from course_lib.lab.checks import Exercise, case, match, predict, write
 from course_lib.lab.node_agents import DEFAULT, TUNED
@@ -149,18 +150,9 @@ _PARTS = {
     "E": "part 3 (stops that were planned)",
 }
 
-
-def _judge_bets(bets: Any) -> str | None:
-    if not isinstance(bets, Mapping) or set(bets) != set(_BETS):
-        return f"give a dict with the keys {', '.join(_BETS)}"
-    lost = [part for letter, part in _PARTS.items() if bets[letter] is not _BETS[letter]]
-    return f"{5 - len(lost)} of 5; read again: {', '.join(lost)}" if lost else None
-
-
-bets = Exercise(
-    "predict",
-    _judge_bets,
+bets = checks.bets(
     _BETS,
+    _PARTS,
     wrong=[dict.fromkeys(_BETS, True), dict.fromkeys(_BETS, False), _BETS | {"D": True}, _BETS | {"B": 0}],
     why="A is true, and it is the only one",
 )

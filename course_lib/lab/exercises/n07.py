@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from course_lib.lab import checks
 from course_lib.lab.answers import as_number
 from course_lib.lab.checks import Exercise, case, match, predict, write
 from course_lib.lab.pytorchjob.policies import replaced_by_operator, restarted_by_kubelet
@@ -139,18 +140,9 @@ _PARTS = {
     "E": "part 5 (the traps)",
 }
 
-
-def _judge_bets(bets: Any) -> str | None:
-    if not isinstance(bets, Mapping) or set(bets) != set(_BETS):
-        return f"give a dict with the keys {', '.join(_BETS)}"
-    lost = [part for letter, part in _PARTS.items() if bets[letter] is not _BETS[letter]]
-    return f"{5 - len(lost)} of 5; read again: {', '.join(lost)}" if lost else None
-
-
-bets = Exercise(
-    "predict",
-    _judge_bets,
+bets = checks.bets(
     _BETS,
+    _PARTS,
     wrong=[dict.fromkeys(_BETS, True), dict.fromkeys(_BETS, False), _BETS | {"D": True}, _BETS | {"B": 1}],
     why="B and C are true, and the other three are what people lose weeks to",
 )

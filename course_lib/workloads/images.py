@@ -59,6 +59,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         self.mean = mean.to(dtype).reshape(-1, 1, 1)
         self.std = std.to(dtype).reshape(-1, 1, 1)
         self.augment = augment
+        self.draws = augment is not None  # the engine need not seed each fetch
 
     def __len__(self) -> int:
         return len(self.pixels.images)

@@ -65,6 +65,8 @@ class Vocabulary:
 class Windows(Dataset[tuple[Tensor, Tensor]]):
     """The windows of a part of a text: (characters, the characters that follow them), int64 of shape (block,) each."""
 
+    draws = False  # the engine need not seed each fetch
+
     def __init__(self, tokens: Tensor, block: int) -> None:
         self.tokens = tokens
         self.block = block

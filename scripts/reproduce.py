@@ -12,6 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
+
 from course_lib.engine import UsageError, read_events, run
 from course_lib.lab.launch import start
 from course_lib.lab.series import NAMES, write_results
@@ -64,21 +66,27 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="folder of the data")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/series"), metavar="DIR", help="(runs/series)")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of the first two runs (2)")
-    parser.add_argument("--other-ranks", type=int, default=3, help="ranks that the third goes on with (3)")
+    parser.add_argument("--other-ranks", type=int, help="ranks that the third goes on with (3, on GPUs 1)")
     parser.add_argument("--threads", type=int, default=1, help="threads of a rank on the CPU (1)")
     parser.add_argument("--amp", choices=("off", "bf16", "fp16"), default="bf16", help="(bf16)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(auto)")
     parser.add_argument("--num-workers", type=int, default=0, metavar="K", help="loader processes of a rank (0)")
     parser.add_argument("--seed", type=int, default=0, help="(0)")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="folder for the table and the picture (the run directory)"
+    )
     parser.add_argument("--only", choices=NAMES, help="one of the three runs, without the table")
     options = parser.parse_args()
     if options.data == "image_folder" and options.data_root is None:
         raise UsageError("--data-root DIR is missing: a folder with train/<class>/ and test/<class>/")
+    if options.other_ranks is None:  # NCCL wants a GPU for each rank, and the reader may have two
+        options.other_ranks = 1 if options.device != "cpu" and torch.cuda.is_available() else 3
     if min(options.ranks, options.other_ranks, options.threads) < 1:
         raise UsageError("--ranks, --other-ranks and --threads must be at least 1")
     if options.ranks == options.other_ranks:
         raise UsageError("--other-ranks must differ from --ranks")
-    options.run_dir.mkdir(parents=True, exist_ok=True)
+    for folder in (options.run_dir, options.results or options.run_dir):
+        folder.mkdir(parents=True, exist_ok=True)
     return options
 
 
@@ -103,7 +111,7 @@ def main() -> None:
     if moved in wanted:
         train(options, moved, options.other_ranks)
     if options.only is None:
-        print(write_results(options.run_dir, options.run_dir))
+        print(write_results(options.run_dir, options.results or options.run_dir))
 
 
 if __name__ == "__main__":

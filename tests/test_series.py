@@ -75,6 +75,10 @@ def test_the_table_says_what_is_equal_and_what_is_not(tmp_path: Path) -> None:
     assert any(line.startswith("| test accuracy, last epoch | 73.05 % | 40.00 %") for line in lines)
     assert write_results(tmp_path, tmp_path) == table(found)
     assert (tmp_path / "series.png").stat().st_size > 10_000
+    (tmp_path / "toy.json").write_text((REPO / "docs" / "series" / "toy.json").read_text())
+    assert write_results(tmp_path, tmp_path) == (tmp_path / "series.md").read_text()
+    with_toy = (tmp_path / "series.md").read_text()
+    assert with_toy.startswith(table(found)) and "| steps done again | 136 | 136 | 136 | 120 | 136 |" in with_toy
 
 
 def test_an_experiment_that_has_not_come_to_its_end_has_no_table(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from course_lib.engine import UsageError, read_events
 from course_lib.engine.report import surviving_steps
+from course_lib.lab import toy
 from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure, max_abs_loss_difference
 
 Event = dict[str, Any]
@@ -149,9 +150,15 @@ def _point(axes: Axes, epoch: int, value: float, text: str) -> None:
 
 
 def write_results(run_dir: Path, folder: Path) -> str:
-    """Write `series.json`, `series.md` and `series.png` into `folder`, and return the table."""
+    """Write `series.json`, `series.md` and `series.png` into `folder`, and return what the second of them says.
+
+    A `toy.json` there, which scripts/bench/classic_toy.py writes, adds the table of the tutorial's toy.
+    """
     found = results(run_dir)
+    text = table(found)
+    if (beside := folder / "toy.json").exists():
+        text += "\n" + toy.table(json.loads(beside.read_text()))
     (folder / "series.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "series.md").write_text(text := table(found))
+    (folder / "series.md").write_text(text)
     figure(found).savefig(folder / "series.png", dpi=150)
     return text

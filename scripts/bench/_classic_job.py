@@ -52,7 +52,8 @@ class Trainer:
                     lines.write(f"{time.time()} {attempt} {rank}\n")
                     time.sleep(0.02)  # or it would be over before it can be killed
                 if rank == "0":
-                    state = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch + 1}
+                    # The number of the epoch that is done, as published: it will be done again.
+                    state = {"MODEL_STATE": self.model.module.state_dict(), "EPOCHS_RUN": epoch}
                     torch.save(state, self.path)
 
 

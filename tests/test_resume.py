@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Points, Toy, crash_at, events, files, read_indices
+from toys import Points, Toy, crash_at, events, files, momentum, read_indices
 
 from course_lib.engine import Plan, Position, SnapshotStore
 from course_lib.engine.order import share_indices
@@ -30,6 +30,28 @@ def test_many_deaths_change_nothing(tmp_path: Path) -> None:
     again = crash_at(tmp_path / "again", [2, 0, 3, 3, 5, 4, 8, 9], Toy)
     assert again.digests() == whole.digests()
     assert again.trainer.progress == whole.trainer.progress
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "momentum": momentum,
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True),
+    "groups": lambda model: torch.optim.Adam([{"params": [p], "lr": 0.01} for p in model.parameters()]),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_snapshots_after_a_death_are_the_same_bytes(tmp_path: Path, optimizer: str) -> None:
+    def make(run_dir: Path) -> Toy:
+        def schedule(of: torch.optim.Optimizer) -> Any:
+            return torch.optim.lr_scheduler.MultiStepLR(of, milestones=[2, 4])
+
+        return Toy(run_dir, optimizer=OPTIMIZERS[optimizer], schedule=schedule, snapshot_every=1)
+
+    make(tmp_path / "whole").run()
+    crash_at(tmp_path / "again", [2, 4, 7], make)
+    saved = [{e["step"]: e["sha256"] for e in events(tmp_path / run, "snapshot_saved")} for run in ("whole", "again")]
+    assert set(saved[0]) >= {1, 3, 5, 10}
+    assert {step: saved[1].get(step, sha) for step, sha in saved[0].items()} == saved[0]
 
 
 def test_no_epoch_is_trained_twice(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -97,7 +98,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 def portable(tree: Any, name: str) -> Any:
     """What `torch.load(weights_only=True)` opens again: converted where nothing is lost, refused otherwise.
 
-    numpy scalars become Python numbers, numpy arrays tensors, paths strings, data classes and mappings dicts.
+    numpy scalars become Python numbers, numpy arrays tensors, paths strings, data classes and mappings dicts. Equal
+    states become files of equal bytes, whether they were computed or loaded.
     Raises TypeError at the time of the save, naming the key, for anything that the safe loader would refuse.
     """
     if isinstance(tree, torch.Tensor):
@@ -118,6 +120,8 @@ def portable(tree: Any, name: str) -> Any:
     if isinstance(tree, (list, tuple)):
         parts = [portable(value, f"{name}.{i}") for i, value in enumerate(tree)]
         return tuple(parts) if isinstance(tree, tuple) else parts
+    if type(tree) is str:
+        return sys.intern(tree)  # pickle writes one object's text once, and whether equal ones are one is chance
     if type(tree) in _PLAIN:
         return tree
     if isinstance(tree, (set, frozenset)):

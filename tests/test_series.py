@@ -48,8 +48,10 @@ def leave_run(run_dir: Path, losses: list[float], sizes: list[int], saved: dict[
     (run_dir / "events").mkdir(parents=True)
     (run_dir / "snapshots").mkdir()
     (run_dir / "events" / "host-1.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (run_dir / "snapshots" / "gen-0001-step-00000004.json").write_text(json.dumps({"machine": {"cpu": "a processor"}}))
-    report = {"weights_sha256": saved[4], "world_sizes": sizes, "steps_replayed": 0}
+    manifest = {"machine": {"cpu": "a processor", "gpu": "none", "host": "mine"}, "versions": {}, "config": {"seed": 0}}
+    (run_dir / "snapshots" / "gen-0001-step-00000004.json").write_text(json.dumps(manifest))
+    digests = {"weights_sha256": saved[4], "optimizer_sha256": "ee"}
+    report = digests | {"world_sizes": sizes, "steps_replayed": 0}
     (run_dir / "report.json").write_text(json.dumps(report))
 
 
@@ -59,19 +61,25 @@ def test_the_table_says_what_is_equal_and_what_is_not(tmp_path: Path) -> None:
     leave_run(tmp_path / NAMES[2], [2.0, 1.5, 1.0, 0.51], [2, 3], {2: "aa", 4: "dd"})
     found = results(tmp_path)
     against = {name: found[name]["against_undisturbed"] for name in NAMES[1:]}
+    assert "host" not in json.dumps(found)
     assert against[NAMES[1]] == {
+        "epochs_compared": 2,
+        "epochs_equal": 2,
         "snapshots_compared": 2,
         "snapshots_equal": 2,
         "steps_compared": 4,
         "max_abs_loss_difference": 0.0,
-        "same_final_weights": True,
+        "same_weights": True,
+        "same_optimizer": True,
     }
     assert against[NAMES[2]]["snapshots_equal"] == 1
     assert against[NAMES[2]]["max_abs_loss_difference"] == pytest.approx(0.01)
-    assert not against[NAMES[2]]["same_final_weights"]
+    assert against[NAMES[2]]["epochs_equal"] == 2  # it shows the loss of each epoch's first step only
+    assert not against[NAMES[2]]["same_weights"]
     lines = table(found).splitlines()
     assert "| ranks | 2 | 2 | 2→2 | 2→3 |" in lines
-    assert "| snapshot files equal to the undisturbed run's | no | – | 2 of 2 | 1 of 2 |" in lines
+    assert "| snapshot files with the same bytes | – | – | 2 of 2 | 1 of 2 |" in lines
+    assert "| same final weights and optimizer | – | – | yes | no |" in lines
     assert any(line.startswith("| test accuracy, last epoch | 73.05 % | 40.00 %") for line in lines)
     assert write_results(tmp_path, tmp_path) == table(found)
     assert (tmp_path / "series.png").stat().st_size > 10_000

@@ -1,7 +1,7 @@
 """The experiment of the series beside ours: its published figures, our three runs, their table and their picture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,23 @@ def snapshots(events: list[Event]) -> dict[int, str]:
 
 
 def compare(undisturbed: list[Event], other: list[Event]) -> dict[str, Any]:
-    """How far the record of a run is the undisturbed one's: whole snapshot files, and the losses of all steps."""
+    """How far the record of a run is the undisturbed one's: epochs to the last digit, snapshot files, step losses."""
     left, right = snapshots(undisturbed), snapshots(other)
     common = left.keys() & right.keys()
+    pairs = list(zip(epochs(undisturbed), epochs(other), strict=False))
     return {
+        "epochs_compared": len(pairs),
+        "epochs_equal": sum(_figures(one) == _figures(two) for one, two in pairs),
         "snapshots_compared": len(common),
         "snapshots_equal": sum(left[step] == right[step] for step in common),
         "steps_compared": len(surviving_steps(undisturbed).keys() & surviving_steps(other).keys()),
         "max_abs_loss_difference": max_abs_loss_difference(undisturbed, other),
     }
+
+
+def _figures(epoch: Event) -> dict[str, Any]:
+    """What an epoch's record says of the training, without when and by whom it was written."""
+    return {key: value for key, value in epoch.items() if key not in ("t", "rank", "world_size", "generation")}
 
 
 def results(run_dir: Path) -> dict[str, Any]:
@@ -73,14 +81,18 @@ def results(run_dir: Path) -> dict[str, Any]:
         manifest = json.loads(newest.read_text())
         found[name] = {
             "report": report,
-            "epochs": [{k: v for k, v in e.items() if k not in ("t", "event", "rank")} for e in epochs(events[name])],
+            "epochs": [_figures(epoch) for epoch in epochs(events[name])],
             "snapshots": {str(step): digest for step, digest in snapshots(events[name]).items()},
-            "machine": {k: manifest[k] for k in ("machine", "versions", "config", "world_size") if k in manifest},
+            "processor": {key: manifest["machine"][key] for key in ("cpu", "gpu")},
+            "versions": manifest["versions"],
+            "config": manifest["config"],
         }
         if name != NAMES[0]:
-            same = report["weights_sha256"] == found[NAMES[0]]["report"]["weights_sha256"]
-            against = compare(events[NAMES[0]], events[name]) | {"same_final_weights": same}
-            found[name]["against_undisturbed"] = against
+            calm = found[NAMES[0]]["report"]
+            same = {
+                f"same_{part}": report[f"{part}_sha256"] == calm[f"{part}_sha256"] for part in ("weights", "optimizer")
+            }
+            found[name]["against_undisturbed"] = compare(events[NAMES[0]], events[name]) | same
     return found
 
 
@@ -97,10 +109,13 @@ def table(found: Mapping[str, Any]) -> str:
         + [_percent(100 * last[name]["test_accuracy"]) for name in names],
         ["ranks", "2", *("→".join(map(str, found[name]["report"]["world_sizes"])) for name in names)],
         ["steps done again", "a whole epoch", *(str(found[name]["report"]["steps_replayed"]) for name in names)],
-        ["snapshot files equal to the undisturbed run's", "no"] + [_equal(found[name]) for name in names],
-        ["same final weights", "no"]
+        _row(found, "epochs with the same losses and accuracies, to the last digit", "epochs"),
+        _row(found, "snapshot files with the same bytes", "snapshots"),
+        ["largest difference of a step's loss", f"{PUBLISHED.first_loss - PUBLISHED.second_loss:.4f} of an epoch's"]
+        + [_against(found[name], lambda a: f"{a['max_abs_loss_difference']:.2g}") for name in names],
+        ["same final weights and optimizer", "–"]
         + [
-            "–" if name == NAMES[0] else "yes" if found[name]["against_undisturbed"]["same_final_weights"] else "no"
+            _against(found[name], lambda a: "yes" if a["same_weights"] and a["same_optimizer"] else "no")
             for name in names
         ],
     ]
@@ -111,9 +126,16 @@ def _percent(value: float) -> str:
     return f"{value:.2f} %"
 
 
-def _equal(run: Mapping[str, Any]) -> str:
-    against = run.get("against_undisturbed")
-    return "–" if against is None else f"{against['snapshots_equal']} of {against['snapshots_compared']}"
+def _against(run: Mapping[str, Any], show: Callable[[Mapping[str, Any]], str]) -> str:
+    """What is shown of the comparison with the undisturbed run, which itself has none."""
+    return show(run["against_undisturbed"]) if "against_undisturbed" in run else "–"
+
+
+def _row(found: Mapping[str, Any], text: str, what: str) -> list[str]:
+    def show(against: Mapping[str, Any]) -> str:
+        return f"{against[f'{what}_equal']} of {against[f'{what}_compared']}"
+
+    return [text, "–", *(_against(found[name], show) for name in NAMES if name in found)]
 
 
 def figure(found: Mapping[str, Any]) -> NotebookFigure:
@@ -128,25 +150,30 @@ def figure(found: Mapping[str, Any]) -> NotebookFigure:
         loss.plot(numbers, [record["train_loss"] for record in run["epochs"]], **style)
         for key in ("train_accuracy", "test_accuracy"):
             accuracy.plot(numbers, [100 * record[key] for record in run["epochs"]], **style)
-    at = PUBLISHED.replayed_epoch
-    _point(loss, at, PUBLISHED.first_loss, "published")
-    _point(accuracy, at, PUBLISHED.first_accuracy, "published, training")
-    final = max(len(run["epochs"]) for run in found.values())
-    _point(accuracy, final, PUBLISHED.train_accuracy, "published, training")
-    _point(accuracy, final, PUBLISHED.test_accuracy, "published, test")
-    for axes, title in ((loss, "training loss"), (accuracy, "accuracy, training (upper) and test, %")):
+    at, final = PUBLISHED.replayed_epoch, max(len(run["epochs"]) for run in found.values())
+    _point(loss, at, PUBLISHED.first_loss, "published", below=True)
+    _point(accuracy, at, PUBLISHED.first_accuracy, "published")
+    _point(accuracy, final, PUBLISHED.train_accuracy, "published")
+    _point(accuracy, final, PUBLISHED.test_accuracy, "published")
+    for text, key in (("training", "train_accuracy"), ("test", "test_accuracy")):
+        middle = found[NAMES[0]]["epochs"][final * 3 // 4]
+        accuracy.annotate(
+            text, (middle["epoch"] + 1, 100 * middle[key]), xytext=(0, -16), textcoords="offset points", fontsize=10
+        )
+    for axes, title in ((loss, "training loss"), (accuracy, "accuracy, %")):
         axes.set_title(title, loc="left", fontsize=11)
         axes.set_xlabel("epoch")
         axes.axvline(7.5, color=DARK, linewidth=0.8, linestyle=(0, (1, 3)))
         axes.spines[["top", "right"]].set_visible(False)
-    loss.text(7.6, loss.get_ylim()[1] * 0.93, "Ctrl-C in epoch 8", color=DARK, fontsize=9)
+    loss.text(7.6, loss.get_ylim()[1] * 0.7, "Ctrl-C in epoch 8", color=DARK, fontsize=9)
     loss.legend(frameon=False, fontsize=9)
     return picture
 
 
-def _point(axes: Axes, epoch: int, value: float, text: str) -> None:
+def _point(axes: Axes, epoch: int, value: float, text: str, below: bool = False) -> None:
     axes.plot([epoch], [value], "D", color=DARK, markersize=6, fillstyle="none")
-    axes.annotate(text, (epoch, value), xytext=(-6, 7), textcoords="offset points", ha="right", fontsize=9, color=DARK)
+    at = (-6, -14 if below else 7)
+    axes.annotate(text, (epoch, value), xytext=at, textcoords="offset points", ha="right", fontsize=9, color=DARK)
 
 
 def write_results(run_dir: Path, folder: Path) -> str:

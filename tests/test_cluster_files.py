@@ -14,6 +14,7 @@ from helpers import REPO
 from jobs import losses, report
 from kubeflow.training import ApiClient
 from kubeflow_trainer_api import models as trainer
+from pytorchjob_tools import at_free_port
 from torch.distributed.run import parse_args
 
 from course_lib.engine import read_events
@@ -219,7 +220,8 @@ def train(folder: Path, kill_at: int | None = None) -> tuple[Path, list[str], di
     (folder / "job.yaml").write_text(text.replace("--epochs=4", "--epochs=1"))
     lines: list[str] = []
     run = folder / "work" / "volumes" / "snapshots" / "gpt"
-    with LocalJob(made := read_job(folder / "job.yaml"), folder / "work", say=lines.append) as job:
+    made = at_free_port(read_job(folder / "job.yaml"))
+    with LocalJob(made, folder / "work", say=lines.append) as job:
         job.start()
         while kill_at is not None and not any(e["step"] >= kill_at for e in read_events(run).named("step")):
             job.wait(0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytorchjob_tools import MANIFESTS, job, replica
+from pytorchjob_tools import MANIFESTS, job, manifest, replica, write
 from torch.distributed.run import get_args_parser
 
 from course_lib.lab.pytorchjob import environment, read_job
@@ -95,7 +95,7 @@ FULL = {
 )
 def test_elastic_workers(policy: dict[str, Any], expected: dict[str, str], tmp_path: Path) -> None:
     """No RANK, no WORLD_SIZE and no MASTER_ADDR without a master."""
-    made = job(tmp_path, worker=replica("true", 2), elasticPolicy=policy)
+    made = job(tmp_path, worker=replica("true", 2, container={"ports": []}), elasticPolicy=policy)
     assert environment(made) == {"demo-worker-0": expected, "demo-worker-1": expected}
 
 
@@ -153,9 +153,40 @@ def test_the_command_prints_a_block_for_each_pod(capsys: pytest.CaptureFixture[s
     assert lines == sorted(lines) and "RANK=2" in lines and len(lines) == len(TEXT)
 
 
+FROM: dict[str, Any] = {
+    "env": [
+        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "SPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+        {"name": "RUN", "value": "$(SPACE)-$(POD)-$(IP)"},
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "wandb"}}},
+    ],
+    "envFrom": [{"configMapRef": {"name": "settings"}}],
+    "args": ["$(HIDDEN)"],
+}
+
+
+def test_what_only_a_cluster_knows_is_said_and_the_rest_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = manifest(master=replica("true", container=FROM), worker=replica("true"))
+    made["metadata"] = {"generateName": "demo-", "namespace": "team"}
+    file = write(tmp_path, made)
+    with pytest.raises(SystemExit) as ended:
+        main(["env", str(file)])
+    head, master, worker = capsys.readouterr().out.strip().split("\n\n")
+    assert ended.value.code == 0 and head == "# xxxxx stands for what the cluster puts behind demo-"
+    assert "# only a cluster knows" not in worker
+    lines = master.splitlines()
+    told = "IP (fieldRef status.podIP), KEY (secretKeyRef wandb), whatever configMapRef settings holds"
+    assert lines[:2] == ["# demo-xxxxx-master-0", f"# only a cluster knows {told}"]
+    assert {"POD=demo-xxxxx-master-0", "SPACE=team", "RUN=team-demo-xxxxx-master-0-$(IP)"} < set(lines)
+    assert not any(line.startswith(("IP=", "KEY=")) for line in lines)
+
+
 def test_torchrun_reads_what_is_injected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """G1: one master, two workers, two processes each are 3 nodes with 6 ranks."""
-    made = job(tmp_path, master=replica("true"), worker=replica("true", 2), nprocPerNode="2")
+    made = job(tmp_path, master=replica("true", container={"ports": []}), worker=replica("true", 2), nprocPerNode="2")
     for name, value in environment(made)["demo-worker-1"].items():
         monkeypatch.setenv(name, value)
     options = get_args_parser().parse_args(["train.py"])

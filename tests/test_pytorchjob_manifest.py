@@ -96,14 +96,22 @@ BROKEN = [
      f"{POD}.containers", "pytorch"),
     ("              image: none\n              command: [python, train.py]", "              command: [a]",
      f"{MASTER}.template.spec.containers[0].image", "missing"),
-    ("              command: [python, train.py]\n", "", f"{MASTER}.template.spec.containers[0].command", "missing"),
     ("[python, train.py]", "python train.py", f"{MASTER}.template.spec.containers[0].command", "a list"),
     ("train.py]", "train.py, 3]", f"{MASTER}.template.spec.containers[0].command[2]", 'as "3"'),
     ("$(RANK)", "$(RANG)", f"{BOX}.command[2]", "$(RANG) is not defined"),
     ('value: "1"', "value: 1", f"{BOX}.env[0].value", 'as "1"'),
     ('value: "1"', "value: yes", f"{BOX}.env[0].value", "true"),
     ('value: "1"', "value: $(MASTER_ADDR)", f"{BOX}.env[0].value", "use it in command or args"),
-    ('value: "1"', "valueFrom: {fieldRef: {fieldPath: status.podIP}}", f"{BOX}.env[0].valueFrom", "needs a cluster"),
+    ('value: "1"', "valueFrom: {fieldRef: {}}", f"{BOX}.env[0].valueFrom.fieldRef.fieldPath", "missing"),
+    ('value: "1"', "valueFrom: {}", f"{BOX}.env[0].valueFrom", "needs one of"),
+    ('value: "1"', "valueFrom: {secretRef: {}}", f"{BOX}.env[0].valueFrom.secretRef", "did you mean secretKeyRef"),
+    ('value: "1"', 'value: "1"\n                  valueFrom: {fieldRef: {fieldPath: a}}', f"{BOX}.env[0].valueFrom",
+     "beside"),
+    ('value: "1"', 'value: "1\\0"', f"{BOX}.env[0].value", "no program can be given: '1\\x00'"),
+    ("train.py]", 'train.py, "\\ud800"]', f"{MASTER}.template.spec.containers[0].command[2]", "no program can be"),
+    ("  name: demo\n", "  generateName: My_\n", "metadata.generateName", "small letters"),
+    ("mountPath: /data", "mountPath: /data\n                  subPath: a\n                  subPathExpr: b",
+     f"{BOX}.volumeMounts[0].subPathExpr", "beside"),
     ("name: LEVEL", "nam: LEVEL", f"{BOX}.env[0]", "name"),
     ("name: data\n                  m", "name: d\n                  m", f"{BOX}.volumeMounts[0].name", "no volume"),
     ("mountPath: /data", "mountPath: data", f"{BOX}.volumeMounts[0].mountPath", "absolute"),
@@ -111,6 +119,23 @@ BROKEN = [
     ("              emptyDir: {}\n", "", f"{POD}.volumes[0]", "one kind of volume"),
     ("Seconds: 60", "Seconds: -1", f"{POD}.terminationGracePeriodSeconds", "0 or more"),
     ("terminationGrace", "terminationGrase", f"{POD}.terminationGrasePeriodSeconds", "did you mean"),
+]  # fmt: skip
+
+
+# The same of what a cluster takes and this machine has not: only `run` refuses it.
+TAKEN = GOOD.replace("train.py", "train")
+LIMITS = [
+    ("backoffLimit: 3", "suspend: true", "spec.runPolicy.suspend", "set it to false"),
+    ("  name: demo\n", "  generateName: demo-\n", "metadata.generateName", "give metadata.name"),
+    ("              command: [python, train]\n", "", f"{MASTER}.template.spec.containers[0].command", "missing"),
+    ("command: [python, train]", "args: [--epochs=3]", f"{MASTER}.template.spec.containers[0].command", "missing"),
+    ('value: "1"', "valueFrom: {secretKeyRef: {name: a, key: b}}", f"{BOX}.env[0].valueFrom", "needs a cluster"),
+    ('value: "1"', "valueFrom: {configMapKeyRef: {name: a, key: b}}", f"{BOX}.env[0].valueFrom", "give a value"),
+    ('value: "1"', "valueFrom: {fieldRef: {fieldPath: spec.nodeName}}", f"{BOX}.env[0].valueFrom", "spec.nodeName"),
+    ("env:", "envFrom: [{secretRef: {name: a}}]\n              env:", f"{BOX}.command[2]", "may come from envFrom"),
+    ('value: "1"', "value: $(WEB_SERVICE_HOST)", f"{BOX}.env[0].value", "is of a service"),
+    ("mountPath: /data", "mountPath: /data\n                  subPathExpr: x", f"{BOX}.volumeMounts[0].subPathExpr",
+     "give a subPath"),
 ]  # fmt: skip
 
 
@@ -142,6 +167,28 @@ def test_a_broken_manifest_gets_one_line(
     assert mine and words in mine[0], lines
     # A field under another name is also missing under its own.
     assert len(lines) == 1 or ("did you mean" in mine[0] or "no such field" in lines[0]) and len(lines) == 2, lines
+
+
+@pytest.mark.parametrize(("old", "new", "path", "words"), LIMITS, ids=[f"{b[2]}-{n}" for n, b in enumerate(LIMITS)])
+def test_what_needs_a_cluster_is_refused_by_run_alone(
+    old: str, new: str, path: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert old in TAKEN
+    text = TAKEN.replace("$(RANK)", "$(SECRET)") if "envFrom" in new else TAKEN
+    (line,) = refused(text.replace(old, new, 1), tmp_path, capsys)
+    assert line.startswith(f"error: {path}: ") and words in line
+    for verb, codes in (("env", (0,)), ("lint", (0, 1))):
+        with pytest.raises(SystemExit) as ended:
+            main([verb, str(tmp_path / "job.yaml")])
+        said = capsys.readouterr()
+        assert ended.value.code in codes and said.err == "" and said.out
+
+
+def test_fields_that_nothing_acts_on_are_named(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        GOOD.replace("mountPath: /data", "mountPath: /data\n                  readOnly: true")
+    )
+    assert read_job(tmp_path / "job.yaml").ignored[-1] == "readOnly of the mount data"
 
 
 @pytest.mark.parametrize(

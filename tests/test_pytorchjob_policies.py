@@ -3,14 +3,16 @@
 The sources are those that `course_lib.lab.pytorchjob.policies` names. The jobs' containers are shell commands.
 """
 
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pytorchjob_tools import Ran, job, replica
 
 from course_lib.lab.processes import kernel_mark, marked
-from course_lib.lab.pytorchjob.policies import PodState, backoff_s, past_backoff_limit, verdict
+from course_lib.lab.pytorchjob.__main__ import exit_code
+from course_lib.lab.pytorchjob.policies import Condition, PodState, backoff_s, past_backoff_limit, verdict
 
 # Fails with the code the first `n` times that it runs in this job (a claim keeps the count), and then succeeds.
 FLAKY = "echo run; test -e /c/{n} && exit 0; touch /c/$(ls /c | wc -l | tr -d ' '); {end}"
@@ -90,12 +92,18 @@ def test_a_worker_that_fails_for_good_fails_the_job(tmp_path: Path) -> None:
     assert ran.phase == "Failed" and ran.history == ["Created", "Running", "Failed"]
 
 
-def test_a_deadline_and_a_suspended_job(tmp_path: Path) -> None:
+def test_a_deadline(tmp_path: Path) -> None:
     slow = replica("sleep 60", terminationGracePeriodSeconds=0)
     late = Ran(tmp_path, job(tmp_path, {"activeDeadlineSeconds": 1}, master=slow))
     assert late.phase == "Failed" and any("longer than 1 s" in line for line in late.lines)
-    kept = Ran(tmp_path, job(tmp_path, {"suspend": True}, master=slow))
-    assert kept.phase == "Suspended" and kept.history == ["Created", "Suspended"]
+
+
+@pytest.mark.parametrize("phase", [None, *get_args(Condition)])
+def test_only_a_job_that_has_succeeded_ends_with_0(phase: Any) -> None:
+    """However late a signal came; one that came before the end is the reason of it."""
+    ended = phase is not None
+    assert exit_code(phase, None) == (0 if phase == "Succeeded" else 1)
+    assert exit_code(phase, signal.SIGINT) == (exit_code(phase, None) if ended else 130)
 
 
 def test_a_command_that_is_not_there_ends_with_128(tmp_path: Path) -> None:
@@ -104,6 +112,10 @@ def test_a_command_that_is_not_there_ends_with_128(tmp_path: Path) -> None:
     ran = Ran(tmp_path, job(tmp_path, master=master))
     assert ran.phase == "Failed" and "no program no-such-program" in ran.said("demo-master-0")[0]
     assert any("exit code 128" in line for line in ran.lines)
+    (tmp_path / "odd").write_bytes(b"\x7fELF")
+    (tmp_path / "odd").chmod(0o755)
+    odd = Ran(tmp_path, job(tmp_path, master=replica("", policy="Never", container={"command": [f"{tmp_path}/odd"]})))
+    assert odd.phase == "Failed" and any("cannot be started" in line and "format" in line for line in odd.lines)
 
 
 def test_what_identifies_a_pod_stays_and_what_belongs_to_it_does_not(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pytorchjob_tools import LIMIT_S, Ran, job, manifest, replica, write
 
 from course_lib.engine import UsageError
 from course_lib.lab.netns import Namespaces
-from course_lib.lab.pytorchjob import ManifestError, places
+from course_lib.lab.pytorchjob import LocalJob, ManifestError, places, ports, read_job
 from course_lib.lab.pytorchjob.__main__ import main
 
 COMMAND = [sys.executable, "-m", "course_lib.lab.pytorchjob"]
@@ -70,13 +71,18 @@ def wait_for(process: Running, text: str, times: int = 1) -> None:
 
 def test_each_pod_has_a_name_an_address_and_a_process_1_of_its_own(namespaces: None, tmp_path: Path) -> None:
     script = (
-        "echo $$$$ $(hostname) $(getent ahostsv4 $MASTER_ADDR | head -1) $(hostname -I); ls /proc | grep -c '^[0-9]'"
+        "echo $$$$ $(hostname) $(getent ahostsv4 $MASTER_ADDR | head -1) $(hostname -I) $POD $IP;"
+        "ls /proc | grep -c '^[0-9]'"
     )
-    ran = Ran(tmp_path, job(tmp_path, master=replica(f"{script}; sleep 1"), worker=replica(script, 2)), isolated=True)
+    paths = (("POD", "metadata.name"), ("IP", "status.podIP"))
+    env = {"env": [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in paths]}
+    pods = {"master": replica(f"{script}; sleep 1", container=env), "worker": replica(script, 2, container=env)}
+    ran = Ran(tmp_path, job(tmp_path, **pods), isolated=True)
     assert ran.phase == "Succeeded"
     for number, pod in enumerate(("demo-master-0", "demo-worker-0", "demo-worker-1")):
         said, processes = ran.said(pod)
-        assert said.split() == ["1", pod, "10.77.0.2", "STREAM", "demo-master-0", f"10.77.0.{2 + number}"]
+        address = f"10.77.0.{2 + number}"
+        assert said.split() == ["1", pod, "10.77.0.2", "STREAM", "demo-master-0", address, pod, address]
         assert int(processes) <= 4
 
 
@@ -109,6 +115,97 @@ def test_ctrl_c_twice_ends_a_pod_that_does_not_listen(tmp_path: Path) -> None:
     assert done.returncode == 130, done.tail()
 
 
+def test_a_stop_after_the_success_changes_nothing_of_it(tmp_path: Path) -> None:
+    worker = replica("trap '' TERM; while :; do sleep 0.2; done", terminationGracePeriodSeconds=3)
+    pods = manifest({"cleanPodPolicy": "Running"}, master=replica("sleep 0.3"), worker=worker)
+    with started(tmp_path, pods, "--plain") as process:
+        wait_for(process, "is deleted")
+        os.kill(process.pid, signal.SIGINT)
+        done = process.wait()
+    assert done.returncode == 0 and "the job had succeeded before it was stopped" in done.output, done.tail()
+
+
+def test_jobs_without_namespaces_that_share_a_port_are_refused(tmp_path: Path) -> None:
+    """Their pods would mix: the second job's agents would meet the first one's."""
+    made = job(tmp_path, master=replica("true"), worker=replica("true"))
+    options: dict[str, Any] = {"isolated": False, "say": lambda line: None}
+    (port,) = ports.meeting_ports(made)
+    with LocalJob(made, tmp_path / "first", **options):
+        for _ in range(2):  # what is refused lets go of its own directory
+            with pytest.raises(UsageError, match=f"^port {port} is taken"):
+                LocalJob(made, tmp_path / "second", **options)
+        LocalJob(job(tmp_path, master=replica("true")), tmp_path / "second", **options).close()  # another port
+    with socket.create_server(("127.0.0.2", port)), pytest.raises(UsageError, match=f"^port {port} is taken"):
+        LocalJob(made, tmp_path / "second", **options)
+    LocalJob(made, tmp_path / "second", **options).close()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "command", "found"),
+    [
+        ("mw", ["python", "train.py"], {4321}),
+        ("w", ["python", "train.py"], set()),
+        ("mw", ["torchrun", "--rdzv-endpoint=$(MASTER_ADDR):99", "t.py"], {4321, 99}),
+        ("w", ["torchrun", "--rdzv_endpoint", "demo-worker-0:99", "t.py"], {99}),
+        ("w", ["torchrun", "--rdzv_endpoint", "demo-worker-0", "t.py"], {29400}),
+        ("w", ["torchrun", "--rdzv_endpoint", "etcd:2379", "t.py"], set()),
+        ("mw", ["sh", "-c", "torchrun --master_port=98 --rdzv-endpoint $MASTER_ADDR:97 t.py"], {4321, 98, 97}),
+    ],
+)
+def test_where_the_pods_of_a_job_meet(kinds: str, command: list[str], found: set[int], tmp_path: Path) -> None:
+    port = {"ports": [{"name": "pytorchjob-port", "containerPort": 4321}]}
+    each = replica("", container={"command": command} | port)
+    pods = {name: each for name in ("master", "worker") if name[0] in kinds}
+    assert ports.meeting_ports(job(tmp_path, **pods)) == found
+    if kinds == "w":
+        assert ports.meeting_ports(job(tmp_path, elasticPolicy={}, **pods)) == found | {4321}
+
+
+@pytest.mark.parametrize("name", ["logs", "volumes", "pods", "requests", "pods.json/x"])
+def test_a_work_directory_with_something_else_in_a_place_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mounts = [{"name": "own", "mountPath": "/own"}, {"name": "c", "mountPath": "/c"}]
+    volumes = [{"name": "own", "emptyDir": {}}, {"name": "c", "persistentVolumeClaim": {"claimName": "c"}}]
+    made = manifest(master=replica("true", container={"volumeMounts": mounts}, volumes=volumes))
+    path = tmp_path / "work" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    words = ("run", write(tmp_path, made), "--workdir", tmp_path / "work", "--plain")
+    code, said = ask(capsys, *words)
+    lines = [line for line in said.splitlines() if "cannot be used" in line]
+    assert code == 2 and len(lines) == 1 and f"work/{name.split('/')[0]}" in lines[0] and "Traceback" not in said
+
+
+def test_a_record_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
+    lines: list[str] = []
+    made = job(tmp_path, master=replica("sleep 0.3; exit 1", policy="OnFailure"), worker=replica("sleep 0.3"))
+    with LocalJob(made, tmp_path / "work", isolated=False, backoff_base_s=0, say=lines.append) as local:
+        (tmp_path / "work" / "pods.json").mkdir()
+        local.start()
+        while local.restarts("demo-master-0") < 2:
+            assert local.wait(0.1) is None
+    assert sum("pods.json cannot be written" in line for line in lines) == 1
+    assert [path for path in (tmp_path / "work").iterdir() if path.name.startswith(".pods")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--map", "/=here"), "--map /=here"),
+        (("--map", "//=here"), "below /"),
+        (("--map", "/a="), "takes PATH=FOLDER"),
+        (("--map", "/a=x", "--map", "/a/=y"), "named once"),
+        (("--workdir", ""), "name a folder"),
+    ],
+)
+def test_options_that_mean_nothing(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = ask(capsys, "run", write(tmp_path, manifest(master=replica("true"))), *words)
+    assert code == 2 and said in output and len(output.splitlines()) == 1
+
+
 @pytest.mark.parametrize("options", [(), ("--plain",)], ids=["namespaces", "plain"])
 def test_a_runner_that_is_killed_leaves_nothing(
     options: Sequence[str], request: pytest.FixtureRequest, tmp_path: Path
@@ -124,6 +221,7 @@ def test_a_runner_that_is_killed_leaves_nothing(
         while leftovers(process.mark, process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert leftovers(process.mark, process.pid) == []
+    ports.hold(ports.meeting_ports(read_job(tmp_path / "job.yaml")), []).close()  # nor is its port taken any more
 
 
 def test_kill_and_delete_from_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +301,8 @@ def test_without_namespaces_it_says_so_and_names_are_addresses(monkeypatch: pyte
     ran = Ran(tmp_path, made, isolated=None)
     (line,) = [line for line in ran.lines if "no user namespaces" in line]
     assert "names are replaced by addresses" in line
-    assert ran.said("demo-worker-0")[0].split()[:2] == ["127.0.0.2:23456", "127.0.0.3"]
+    (port,) = ports.meeting_ports(made)
+    assert ran.said("demo-worker-0")[0].split()[:2] == [f"127.0.0.2:{port}", "127.0.0.3"]
     assert ran.said("demo-worker-0")[0].endswith("demo-master-0.other my-demo-master-0")
     folder = tmp_path / "own"
     with pytest.raises(UsageError, match="no user namespaces"):

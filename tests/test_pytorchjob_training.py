@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import REPO
-from pytorchjob_tools import MANIFESTS
+from pytorchjob_tools import MANIFESTS, at_free_port
 
 from course_lib.engine import read_events
 from course_lib.lab import claims
@@ -35,7 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[
     start = f"sys.argv[1:] = {arguments!r}\nrunpy.run_path({script!r}, run_name='__main__')\n"
     (folder / "main.py").write_text(f"import runpy, sys\n{start}")
     lines: list[str] = []
-    made = read_job(MANIFESTS / "mingpt.yaml")
+    made = at_free_port(read_job(MANIFESTS / "mingpt.yaml"))
     with LocalJob(made, folder / "work", maps={"/workspace/mingpt": str(folder)}, say=lines.append) as job:
         job.start()
         assert job.wait(LIMIT_S) == "Succeeded", "\n".join(lines)
@@ -73,7 +73,7 @@ def test_a_pod_that_is_killed_twice_comes_back(text: tuple[Path, list[str], list
     """The second time the kubelet waits for 10 s: agents that start so far apart still meet (G5)."""
     lines: list[str] = []
     run = tmp_path / "work" / "volumes" / "snapshots" / "run"
-    made = read_job(MANIFESTS / "digits.yaml")
+    made = at_free_port(read_job(MANIFESTS / "digits.yaml"))
     with LocalJob(made, tmp_path / "work", maps={"/workspace": str(REPO)}, say=lines.append) as job:
         job.start()
         until_step(job, run, 9)
@@ -99,7 +99,7 @@ def test_a_pod_that_is_drained_saves_and_nothing_is_replayed(
     (tmp_path / "job.yaml").write_text(manifest)
     lines: list[str] = []
     run = tmp_path / "work" / "volumes" / "snapshots" / "run"
-    made = read_job(tmp_path / "job.yaml")
+    made = at_free_port(read_job(tmp_path / "job.yaml"))
     with LocalJob(made, tmp_path / "work", maps={"/workspace": str(REPO)}, say=lines.append) as job:
         job.start()
         until_step(job, run, 9)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from course_lib.lab.answers import as_number, is_open, one_line, plain, same, short
 
 Judge = Callable[..., str | None]
@@ -167,7 +169,10 @@ def bets(
     def judge(answer: Any) -> str | None:
         if not isinstance(answer, Mapping) or set(answer) != set(right):
             return f"give a dict with the keys {', '.join(right)}"
-        lost = [part for letter, part in parts.items() if answer[letter] is not right[letter]]
+        for letter in right:
+            if not isinstance(answer[letter], bool | np.bool_):
+                return f"{letter}: put True or False, without quotes; this is {short(answer[letter])}"
+        lost = [part for letter, part in parts.items() if bool(answer[letter]) != right[letter]]
         told = ", ".join(dict.fromkeys(lost))
         return f"{len(right) - len(lost)} of {len(right)}; read again: {told}" if lost else None
 

@@ -157,7 +157,7 @@ def bigram_loss(data: TextData) -> float:
     at = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
     together = np.where(pairs[at] == asked, counts[at], 0)
     likely = (together + SMOOTHING) / (firsts[asked // size] + SMOOTHING * size)
-    return float(-np.log(likely).mean())
+    return float(-np.log(likely).mean()) + 0.0  # not -0.0, of a text of one character
 
 
 def _pairs(tokens: Tensor, size: int) -> NDArray[np.int64]:

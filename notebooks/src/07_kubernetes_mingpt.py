@@ -21,7 +21,7 @@
 # - **A** · `--nnodes $(WORLD_SIZE)` is right in every PyTorchJob.
 # - **B** · One pod of three is killed. The workers in the two healthy ones are replaced as well.
 # - **C** · A job that has lost a pod can end with the very bits of one that hasn't.
-# - **D** · With `restartPolicy: ExitCode`, a job under `torchrun` is started again when a worker was killed.
+# - **D** · With `restartPolicy: ExitCode`, a pod under `torchrun` is started again when one of its workers was killed.
 # - **E** · A manifest that the cluster takes, and whose job ends well, is a sound one.
 
 # %% ready
@@ -167,7 +167,7 @@ here = f"--map /workspace=. --map /snapshots/gpt={calm} --workdir {calm}/logs"
 # | `running on cpu` | rank 0: the group of three has formed. Its pod says all that is said once |
 # | `epoch 1/1 …` | the training; and on held-out text, the loss in nats a character |
 # | `a table of character pairs reaches` | the baseline of part 7 |
-# | `TCPStore … recvValueWithTimeout failed` and a screenful of `frame #` | *after* `finished` harmless: see below |
+# | `TCPStore … failed` with `recv…` in it, and a screenful of `frame #` | *after* `finished` harmless: see below |
 # | `is deleted: cleanPodPolicy Running` | the master had succeeded, and a worker was still on its way out |
 #
 # The screenful may come, or may not: at the end an agent leaves while another one is still listening to its store.
@@ -271,9 +271,10 @@ fig07.timeline(run, calm)
 #
 # ## 5 · The traps
 #
-# All of the following are accepted by Kubernetes, and all train well until something fails. `lint` knows them, and
-# says where, why, and the cure. First the manifest of the text that this chapter began from, with its fields as they
-# are printed there (`python -m course_lib.lab.pytorchjob lint FILE` says more):
+# All of the following are accepted by Kubernetes, and most train well until something fails. (Not all: with `always`
+# a job never succeeds, and with `nnodes-world-size` and several processes a pod it never starts.) `lint` knows these
+# and a few more, and says where, why, and the cure. First the manifest of the text that this chapter began from, with
+# its fields as they are printed there (`python -m course_lib.lab.pytorchjob lint FILE` says more):
 
 # %% lint-the-text
 from course_lib.lab.pytorchjob import lint

@@ -1,6 +1,7 @@
 """Exercises of notebook 07."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from course_lib.lab import checks
@@ -24,7 +25,7 @@ def _judge_injected(answer: Any) -> str | None:
     for name, value in _INJECTED.items():
         given = answer[name]
         text = given.strip() if isinstance(given, str) else given
-        number = float(text) if isinstance(text, str) and text.isdigit() else as_number(text)
+        number = float(text) if isinstance(text, str) and text.isdecimal() else as_number(text)
         if number != value:
             return f"{name}: {_HINTS[name]}"
     return None
@@ -78,18 +79,53 @@ def _in_place(policy: str, code: int) -> str | None:
     return "same pod" if next_move_of(policy, code) else None
 
 
-next_move = write(
-    *(case("Never", code, hint="Never is never, whatever the code") for code in (0, 1, 137)),
-    case("OnFailure", 0, hint="a success is no failure"),
-    *(case("OnFailure", code, hint="OnFailure takes each code but 0 alike") for code in (1, 2, 137)),
-    *(case("Always", code, hint="Always starts a container again after its success, too") for code in (0, 1)),
-    *(case("ExitCode", code, hint="with ExitCode, codes below 128 are permanent") for code in (1, 2)),
-    *(case("ExitCode", code, hint="from 128 on, ExitCode gets a new pod") for code in (128, 137, 143)),
-    case("ExitCode", 0, hint="it has succeeded"),
-    case("ExitCode", 127, hint="the first retryable code is 128"),
-    solution=next_move_of,
-    wrong=[_never_means_never, _any_signal_or_error, _always_if_failed, _above_128, _in_place],
-    why="and torchrun answers 1 to everything, so under ExitCode nothing that it ends with is tried again",
+def _up_to_127_named(policy: str, code: int) -> str | None:
+    """ExitCode as a list of the codes that one has met."""
+    return ("new pod" if code not in (0, 1, 2, 127) else None) if policy == "ExitCode" else next_move_of(policy, code)
+
+
+def _words_first(exercise: Exercise) -> Exercise:
+    """Another word for a move is told before anything else: it is no wrong rule."""
+
+    def judge(function: Any) -> str | None:
+        said: list[str] = []
+
+        def listened(policy: str, code: int) -> Any:
+            given = function(policy, code)
+            if isinstance(given, str) and given not in ("same pod", "new pod"):
+                moves = '"same pod", "new pod" or None (no text)'
+                said.append(f"for ({policy!r}, {code}) it gives {given!r}; a move is {moves}")
+            return given
+
+        verdict = exercise.judge(listened if callable(function) else function)
+        return said[0] if said else verdict
+
+    return replace(exercise, judge=judge)
+
+
+next_move = _words_first(
+    write(
+        *(case("Never", code, hint="Never is never, whatever the code") for code in (0, 1, 137)),
+        case("OnFailure", 0, hint="a success is no failure"),
+        *(case("OnFailure", code, hint="OnFailure takes each code but 0 alike") for code in (1, 2, 137)),
+        *(case("Always", code, hint="Always starts a container again after its success, too") for code in (0, 1)),
+        *(case("ExitCode", code, hint="with ExitCode, codes below 128 are permanent") for code in (1, 2, 64, 126)),
+        *(case("ExitCode", code, hint="from 128 on, ExitCode gets a new pod") for code in (128, 137, 143)),
+        case("ExitCode", 0, hint="it has succeeded"),
+        case("ExitCode", 127, hint="the first retryable code is 128"),
+        solution=next_move_of,
+        wrong=[
+            _never_means_never,
+            _any_signal_or_error,
+            _always_if_failed,
+            _above_128,
+            _in_place,
+            _up_to_127_named,
+            lambda policy, code: str(next_move_of(policy, code)),
+            lambda policy, code: (next_move_of(policy, code) or "").title() or None,
+        ],
+        why="and torchrun answers 1 to everything, so under ExitCode nothing that it ends with is tried again",
+    )
 )
 
 # --- the limit ------------------------------------------------------------------------------------------------------
@@ -143,6 +179,6 @@ _PARTS = {
 bets = checks.bets(
     _BETS,
     _PARTS,
-    wrong=[dict.fromkeys(_BETS, True), dict.fromkeys(_BETS, False), _BETS | {"D": True}, _BETS | {"B": 1}],
+    wrong=[dict.fromkeys(_BETS, True), dict.fromkeys(_BETS, False), _BETS | {"D": True}, _BETS | {"B": "True"}],
     why="B and C are true, and the other three are what people lose weeks to",
 )

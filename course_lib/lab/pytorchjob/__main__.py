@@ -11,7 +11,8 @@ from typing import NoReturn
 from course_lib.engine import UsageError, run
 from course_lib.lab.launch import runs_directory
 from course_lib.lab.pytorchjob import LocalJob, ManifestError, environment, lint, read_job
-from course_lib.lab.pytorchjob.policies import BACKOFF_S
+from course_lib.lab.pytorchjob.injected import unknown
+from course_lib.lab.pytorchjob.policies import BACKOFF_S, Condition
 from course_lib.lab.pytorchjob.workdir import ask
 
 _ABOUT = """Run a Kubeflow PyTorchJob on this machine, from its manifest and without Kubernetes.
@@ -23,7 +24,7 @@ kill DIR POD  SIGKILL to all processes of a pod of the job that runs in the work
 delete DIR POD  SIGTERM to it, and SIGKILL after its grace period, as `kubectl delete pod`
 
 run ends with 0 when the job has succeeded, 1 when it has failed, 2 when the manifest is refused, and with 130 or 143
-when SIGINT or SIGTERM stopped it; lint with 1 when it has found something."""
+when SIGINT or SIGTERM stopped it before; lint with 1 when it has found something."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,13 +61,13 @@ def _parser() -> argparse.ArgumentParser:
             _run_options(sub)
     for verb in ("kill", "delete"):
         sub = verbs.add_parser(verb)
-        sub.add_argument("workdir", type=Path, metavar="DIR")
+        sub.add_argument("workdir", type=_folder, metavar="DIR")
         sub.add_argument("pod", metavar="POD")
     return parser
 
 
 def _run_options(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--workdir", type=Path, metavar="DIR", help="for volumes and logs; by default runs/NAME-OF-JOB")
+    sub.add_argument("--workdir", type=_folder, metavar="DIR", help="for volumes and logs; by default runs/NAME-OF-JOB")
     sub.add_argument(
         "--map", action="append", default=[], metavar="PATH=FOLDER", help="what the image has at PATH is in FOLDER here"
     )
@@ -80,10 +81,35 @@ def _run_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--plain", action="store_true", help="no namespaces: pods share the network and the process table")
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: name a folder")
+    return Path(text)
+
+
+def _maps(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        path, _, folder = pair.partition("=")
+        path = path.rstrip("/")
+        if not path.startswith("/") or not folder or path in found:
+            raise UsageError(
+                f"--map {pair}: takes PATH=FOLDER, where PATH is a path of the image below / and named once"
+            )
+        found[path] = folder
+    return found
+
+
+def exit_code(phase: Condition | None, stopped_by: int | None) -> int:
+    """0 for a job that has succeeded, also when it was stopped while its last pods ended; 128 and the signal's number
+    for one that a signal stopped before its end; 1 for every other."""
+    if phase is None and stopped_by is not None:
+        return 128 + stopped_by
+    return 0 if phase == "Succeeded" else 1
+
+
 def _run(options: argparse.Namespace) -> int:
-    maps = dict(pair.split("=", 1) for pair in options.map if pair.startswith("/") and pair.split("=", 1)[1:])
-    if len(maps) < len(options.map):
-        raise UsageError("--map takes PATH=FOLDER, where PATH begins with / and is named once")
+    maps = _maps(options.map)
     if not options.backoff_base >= 0:
         raise UsageError("--backoff-base is a number of seconds, 0 or more")
     job = read_job(options.file, options.job)
@@ -106,14 +132,19 @@ def _run(options: argparse.Namespace) -> int:
                 local.stop()
                 stops = len(asked)
             local.wait(limit_s=0.1)
-        if asked:
-            return 128 + asked[0]
-        return 1 if local.phase == "Failed" else 0
+        if asked and local.phase is not None:
+            print(f"local    | the job had {local.phase.lower()} before it was stopped", flush=True)
+        return exit_code(local.phase, asked[0] if asked else None)
 
 
 def _env(options: argparse.Namespace) -> int:
-    for pod, variables in environment(read_job(options.file, options.job)).items():
-        print(f"# {pod}")
+    job = read_job(options.file, options.job)
+    if job.generated:
+        print(f"# xxxxx stands for what the cluster puts behind {job.generated}\n")
+    for pod, variables in zip(job.pods, environment(job).values(), strict=True):
+        print(f"# {pod.name}")
+        if others := unknown(job, pod):
+            print(f"# only a cluster knows {', '.join(others)}")
         for name, value in sorted(variables.items()):
             print(f"{name}={value}")
         print()

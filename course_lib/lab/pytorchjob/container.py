@@ -48,26 +48,17 @@ class Container:
         self.mark, value = launch_mark()
         self.began = time.monotonic()
         self.pid = 0
+        self.problem = ""  # why it could not be started, unless its log says so
         self._process: subprocess.Popen[bytes] | None = None
         # The marks of whoever started the runner stay: a notebook finds the workers by them, and ends them.
         marks = ",".join(filter(None, [os.environ.get(MARK, ""), value]))
         environment = {**image_environment(plan.pod), **place.environment(plan.pod), **plan.environment, MARK: marks}
-        with plan.log.open("ab") as log:
-            if shutil.which(plan.words[0], path=environment["PATH"]) is None and not (
-                "/" in plan.words[0] and os.access(plan.folder / plan.words[0], os.X_OK)
-            ):
-                log.write(f"cannot be started: there is no program {plan.words[0]}\n".encode())
-                return
-            self._process = subprocess.Popen(
-                [*place.inside(plan.pod), *plan.words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd=plan.folder,
-                start_new_session=True,  # Ctrl-C is the runner's, which sends SIGTERM as the kubelet does
-            )
-        self.pid = self._first(self._process) if place.isolated else self._process.pid
+        try:
+            self._process = _begin(plan, place.inside(plan.pod), environment)
+        except OSError as error:  # the disk is full, or the program is none for this machine
+            self.problem = f"{error.filename or plan.words[0]}: {error.strerror}"
+        if self._process is not None:
+            self.pid = self._first(self._process) if place.isolated else self._process.pid
 
     def _first(self, process: subprocess.Popen[bytes]) -> int:
         """The process that is PID 1 of the pod, once it is the container's command."""
@@ -97,3 +88,21 @@ class Container:
         kill_marked(self.mark, quiet=2)
         if self._process is not None:
             self._process.wait(_START_S)
+
+
+def _begin(plan: Plan, inside: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    with plan.log.open("ab") as log:
+        if shutil.which(plan.words[0], path=environment["PATH"]) is None and not (
+            "/" in plan.words[0] and os.access(plan.folder / plan.words[0], os.X_OK)
+        ):
+            log.write(f"cannot be started: there is no program {plan.words[0]}\n".encode())
+            return None
+        return subprocess.Popen(
+            [*inside, *plan.words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=plan.folder,
+            start_new_session=True,  # Ctrl-C is the runner's, which sends SIGTERM as the kubelet does
+        )

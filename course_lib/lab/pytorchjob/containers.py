@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from course_lib.lab.pytorchjob.container import Container, Plan
-from course_lib.lab.pytorchjob.injected import injected, own_environment, resolve
+from course_lib.lab.pytorchjob.injected import injected, own_environment, pod_fields, resolve
 from course_lib.lab.pytorchjob.job import Pod, PyTorchJob, Replica
 from course_lib.lab.pytorchjob.logs import PodLogs
 from course_lib.lab.pytorchjob.paths import make_folders, rewrite
@@ -29,7 +29,7 @@ class Starter:
 
     def _start(self, pod: Pod, replica: Replica, places: Mapping[str, str]) -> Container:
         container = replica.container
-        own = own_environment(container)
+        own = own_environment(container, pod_fields(self._job, pod, self._place.address(pod)))
         known = {
             **{name: rewrite(value, places) for name, value in own.items()},
             **{name: rewrite(value, self._place.names) for name, value in injected(self._job, pod).items()},

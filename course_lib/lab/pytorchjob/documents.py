@@ -81,7 +81,11 @@ def _plain(loader: _Loader, node: Any, path: str) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, item, f"{path}[{n}]") for n, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
+        value = loader.construct_object(node)
+        if isinstance(value, str) and re.search(r"[\0\ud800-\udfff]", value):
+            what = f"{path}: holds a character that no program can be given: {value!a}"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        return value
     seen: set[str] = set()
     for key, _ in node.value:
         if key.tag != _MERGE and key.value in seen:

@@ -8,14 +8,11 @@ cannot override them. How references resolve is Kubernetes' (kubernetes/kubernet
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Mapping
 
-from course_lib.lab.pytorchjob.job import Container, Elastic, Pod, PyTorchJob
+from course_lib.lab.pytorchjob.job import Container, Elastic, Pod, PyTorchJob, Source
 
-_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
-_NESTED = re.compile(r"(?<!\$)\$\([^)]*\$\(([A-Z_][A-Z0-9_]*)\)")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
+REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
 def injected(job: PyTorchJob, pod: Pod) -> dict[str, str]:
@@ -62,66 +59,51 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         return "$" if match[1] == "$" else environment.get(match[2], match[0])
 
-    return _REFERENCE.sub(value, text)
+    return REFERENCE.sub(value, text)
 
 
-def own_environment(container: Container) -> dict[str, str]:
-    """What the manifest sets; a value may refer to those above it."""
+def pod_fields(job: PyTorchJob, pod: Pod, address: str = "") -> dict[str, str]:
+    """The fields that a `fieldRef` may name, as far as they are known: its address only where the pod has one."""
+    known = {"metadata.name": pod.name, "metadata.namespace": job.namespace}
+    return known | ({"status.podIP": address} if address else {})
+
+
+def value_of(source: Source, fields: Mapping[str, str]) -> str | None:
+    """The value behind a `valueFrom`, None where only a cluster knows it."""
+    return fields.get(source.what) if source.kind == "fieldRef" else None
+
+
+def own_environment(container: Container, fields: Mapping[str, str]) -> dict[str, str]:
+    """What the manifest sets, as far as it is known; a value may refer to those above it."""
     found: dict[str, str] = {}
-    for name, value in container.env:
-        found[name] = resolve(value, found)
+    for name, given in container.env:
+        value = value_of(given, fields) if isinstance(given, Source) else resolve(given, found)
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
     return found
 
 
 def environment(job: PyTorchJob) -> dict[str, dict[str, str]]:
-    """pod -> its environment, without what comes with the image."""
+    """pod -> its environment, without what comes with the image, and what only a cluster knows (`unknown`)."""
     return {pod.name: pod_environment(job, pod) for pod in job.pods}
 
 
-def pod_environment(job: PyTorchJob, pod: Pod) -> dict[str, str]:
+def pod_environment(job: PyTorchJob, pod: Pod, address: str = "") -> dict[str, str]:
+    """The environment of one pod."""
+    return own_environment(_container(job, pod), pod_fields(job, pod, address)) | injected(job, pod)
+
+
+def unknown(job: PyTorchJob, pod: Pod) -> list[str]:
+    """What is in the pod's environment as well, and only a cluster knows: the names, and where each comes from."""
+    container, known = _container(job, pod), pod_environment(job, pod)
+    sources = {name: given for name, given in container.env if isinstance(given, Source) and name not in known}
+    names = [f"{name} ({source.kind} {source.what})" for name, source in sources.items()]
+    return names + [f"whatever {each} holds" for each in container.env_from]
+
+
+def _container(job: PyTorchJob, pod: Pod) -> Container:
     replica = job.replica(pod.kind)
     assert replica is not None
-    return own_environment(replica.container) | injected(job, pod)
-
-
-def is_shell(container: Container) -> bool:
-    """Whether a shell runs a script that stands in the command itself."""
-    words = container.words
-    return (
-        bool(words)
-        and PurePath(words[0]).name in ("sh", "bash", "dash", "ash", "zsh")
-        and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
-    )
-
-
-def undefined(job: PyTorchJob) -> Iterator[str]:
-    """A line for each reference to a variable that the pod will not have.
-
-    Kubernetes leaves such a reference as it stands, and the program gets `$(NAME)` as its argument. In a shell's
-    script a name in small letters is a command of the shell, as `$(hostname)`.
-    """
-    for replica in job.replicas:
-        container = replica.container
-        pod = next(pod for pod in job.pods if pod.kind == replica.kind)
-        known = pod_environment(job, pod)
-        for field, words in (("command", container.command), ("args", container.args)):
-            for number, word in enumerate(words):
-                if is_shell(container) and (nested := _NESTED.search(word)):
-                    where = f"{container.where}.{field}[{number}]"
-                    yield f"{where}: $({nested[1]}) stands in another $(…), where it stays as it is: write ${nested[1]}"
-                for name in _unknown(word, known):
-                    if not (is_shell(container) and not name.isupper()):
-                        yield f"{container.where}.{field}[{number}]: $({name}) is not defined in this pod"
-        above: dict[str, str] = {}
-        for number, (key, value) in enumerate(container.env):
-            for name in _unknown(value, above):
-                late = " here: the operator's variables come after these; use it in command or args"
-                where = f"{container.where}.env[{number}].value"
-                yield f"{where}: $({name}) is not defined" + (late if name in known else " in this pod")
-            above[key] = value
-
-
-def _unknown(text: str, known: Mapping[str, str]) -> Iterator[str]:
-    for match in _REFERENCE.finditer(text):
-        if match[1] != "$" and _NAME.match(match[2]) and match[2] not in known:
-            yield match[2]
+    return replica.container

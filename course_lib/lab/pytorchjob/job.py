@@ -21,23 +21,47 @@ class Mount:
     claim: str
     sub_path: str = ""
     memory: bool = False
+    sub_path_expr: str = ""
+    ignored: tuple[str, ...] = ()  # fields that nothing here acts on
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `valueFrom` names in a variable's place: `kind` is its field, `what` the key there, or the pod's field."""
+
+    kind: str
+    what: str
 
 
 @dataclass(frozen=True)
 class Container:
-    """The container `pytorch`; `where` is its path in the manifest, `env` what the manifest itself sets."""
+    """The container `pytorch`; `where` is its path in the manifest, `env` what the manifest itself sets.
+
+    Without a `command` the image's own begins, with `args` behind it. `env_from` are the objects of `envFrom`.
+    """
 
     where: str
     command: tuple[str, ...]
     args: tuple[str, ...]
-    env: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str | Source], ...]
     working_dir: str | None
     port: int
     mounts: tuple[Mount, ...]
+    env_from: tuple[str, ...] = ()
 
     @property
     def words(self) -> tuple[str, ...]:
         return self.command + self.args
+
+    @property
+    def words_at(self) -> str:
+        """The path of the words that are given last."""
+        return f"{self.where}.{'args' if self.args else 'command'}"
+
+    def variable(self, name: str) -> str | None:
+        """What the manifest sets a variable to, "" where it does not; None where only a cluster knows."""
+        value = dict(self.env).get(name, None if self.env_from else "")
+        return value if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
@@ -80,7 +104,10 @@ class Pod:
 
 @dataclass(frozen=True)
 class PyTorchJob:
-    """A job; `ignored` says in a line each what this machine does not do about the manifest."""
+    """A job; `ignored` says in a line each what this machine does not do about the manifest.
+
+    `generated` is what `generateName` gives: the cluster makes the name's end, in whose place `name` has xxxxx.
+    """
 
     name: str
     replicas: tuple[Replica, ...]
@@ -92,6 +119,8 @@ class PyTorchJob:
     suspend: bool
     given: frozenset[str] = frozenset()  # of runPolicy
     ignored: tuple[str, ...] = ()
+    namespace: str = "default"
+    generated: str = ""
 
     def replica(self, kind: Kind) -> Replica | None:
         """The replicas of a kind, if the job has such."""

@@ -55,6 +55,8 @@ class LocalPod:
             self.container = self._start()
             if self.container.pid:
                 self._say(f"{self.pod.name}: started, process {self.container.pid}")
+            elif self.container.problem:
+                self._say(f"{self.pod.name}: cannot be started: {self.container.problem}")
             return True
         return False
 

@@ -4,12 +4,13 @@ What the operator does is read from its release 1.9 (see `injected` and `policie
 with torch 2.14.1 (DESIGN, facts 1, 2, 8 and 13). `lint_pod` has the traps of a single pod.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_lib.lab.pytorchjob.injected import processes
-from course_lib.lab.pytorchjob.job import PyTorchJob, Replica
-from course_lib.lab.pytorchjob.lint_pod import pod_traps
+from course_lib.lab.pytorchjob.job import SHARED, PyTorchJob, Replica
+from course_lib.lab.pytorchjob.lint_pod import Found, pod_traps
 from course_lib.lab.pytorchjob.torchrun import Command, torchrun_command
 
 
@@ -28,13 +29,12 @@ def lint(job: PyTorchJob) -> list[Trap]:
     found = [Trap(*trap) for rule in _JOB_RULES for trap in rule(job)]
     for replica in job.replicas:
         command = torchrun_command(replica.container)
-        found += [Trap(*trap) for trap in pod_traps(job, replica, command)]
+        found += [Trap(*trap) for trap in pod_traps(replica, command)]
         if command is not None:
             found += [Trap(*trap) for rule in _RULES for trap in rule(job, replica, command)]
     return found
 
 
-Found = Iterator[tuple[str, str, str, str]]
 _RUN = "spec.runPolicy"
 
 
@@ -72,17 +72,47 @@ def _elastic(job: PyTorchJob) -> Found:
 
 
 _JOB_RULES: tuple[Callable[[PyTorchJob], Found], ...] = (_cleaning, _limits, _elastic)
+_LEAVE_OUT = "leave --nnodes out: the operator sets PET_NNODES"
 
 
 def _nodes(job: PyTorchJob, replica: Replica, command: Command) -> Found:
-    if "WORLD_SIZE" in command.options.get("nnodes", ""):
-        each, pods = processes(job), sum(r.replicas for r in job.replicas)
+    given, pods = command.options.get("nnodes", ""), len(job.pods)
+    if "WORLD_SIZE" in given:
+        each = processes(job)
         why = "WORLD_SIZE is pods × nprocPerNode" + (
             f": torchrun waits for {pods * each} nodes, and there are {pods}"
             if each > 1
             else ", the number of nodes only as long as nprocPerNode is not above 1"
         )
-        yield "nnodes-world-size", _where(replica), why, "leave --nnodes out: the operator sets PET_NNODES"
+        yield "nnodes-world-size", replica.container.words_at, why, _LEAVE_OUT
+    if (span := _span(given)) is not None:
+        low, high = span
+        if low > pods:
+            why = f"torchrun waits for {low} nodes, and there are {pods}"
+        elif high < pods:
+            why = f"{high} of the {pods} pods can train, and the others wait without a rank"
+        else:
+            why = f"with {pods} pods each rendezvous waits out its last_call_timeout for a node that never comes"
+        most = job.elastic.max_replicas if job.elastic is not None else pods
+        if high not in (pods, most) or low > pods:
+            yield "nnodes-differs", replica.container.words_at, f"--nnodes {given}: {why}", _LEAVE_OUT
+
+
+def _halves(job: PyTorchJob, replica: Replica, command: Command) -> Found:
+    policy = job.elastic
+    span, path = _span(command.options.get("nnodes", "")), replica.container.words_at
+    if span is None and policy is not None:
+        span, path = (policy.min_replicas, policy.max_replicas), "spec.elasticPolicy.minReplicas"
+    shared = any(mount.kind in SHARED for mount in replica.container.mounts)
+    if span is not None and not shared and span[0] < span[1] and 2 * span[0] <= span[1]:
+        why = f"{span[0]} is not more than half of {span[1]}: without a shared volume, two sides of a cut network train"
+        yield "nnodes-halves", path, why, f"{span[1] // 2 + 1} at least, or a volume that all pods share"
+
+
+def _span(nnodes: str) -> tuple[int, int] | None:
+    """MIN and MAX of --nnodes, None where it is neither a number nor two."""
+    found = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", nnodes)
+    return (int(found[1]), int(found[2] or found[1])) if found is not None else None
 
 
 def _processes(job: PyTorchJob, replica: Replica, command: Command) -> Found:
@@ -90,52 +120,54 @@ def _processes(job: PyTorchJob, replica: Replica, command: Command) -> Found:
     if given is None and policy == "auto":
         why = "without it PET_NPROC_PER_NODE is auto: a process for each GPU, or for each core where there is no GPU"
         yield "nproc-auto", "spec.nprocPerNode", why, 'say how many, in quotes: nprocPerNode: "1"'
-    elif given is not None and given.isdigit() and int(given) != processes(job):
+    elif given is not None and given.isdecimal() and int(given) != processes(job):
         why = f"--nproc_per_node {given} starts another number than nprocPerNode, by which WORLD_SIZE is counted"
-        yield "nproc-differs", _where(replica), why, "leave --nproc_per_node out: the operator sets PET_NPROC_PER_NODE"
+        yield (
+            "nproc-differs",
+            replica.container.words_at,
+            why,
+            "leave --nproc_per_node out: the operator sets PET_NPROC_PER_NODE",
+        )
 
 
 def _restarts(job: PyTorchJob, replica: Replica, command: Command) -> Found:
     policy = job.elastic is not None and job.elastic.max_restarts is not None
-    env = dict(replica.container.env)
-    if not policy and "max_restarts" not in command.options and "PET_MAX_RESTARTS" not in env:
+    given = "max_restarts" in command.options or replica.container.variable("PET_MAX_RESTARTS") != ""
+    if not policy and not given:
         why = "torchrun restarts nothing by default: one failed process ends the agent, and the pod with it"
-        yield "max-restarts", _where(replica), why, "--max-restarts 3, or maxRestarts in an elasticPolicy"
+        yield "max-restarts", replica.container.words_at, why, "--max-restarts 3, or maxRestarts in an elasticPolicy"
     if replica.restart_policy == "ExitCode" and not command.gives_code:
         why = "torchrun ends with 1 whatever its workers ended with, and ExitCode restarts only from 128 on"
         cure = "python -m course_lib.engine.launch in torchrun's place (143 after a preemption), or OnFailure"
         yield "exit-code", f"{replica.where}.restartPolicy", why, cure
-    if replica.restart_policy == "Always":
-        why = "starts a container again after its success, too: the job never succeeds"
-        yield "always", f"{replica.where}.restartPolicy", why, "restartPolicy: OnFailure"
 
 
 def _rendezvous(job: PyTorchJob, replica: Replica, command: Command) -> Found:
-    conf = command.options.get("rdzv_conf", "") + dict(replica.container.env).get("PET_RDZV_CONF", "")
-    if job.elastic is not None:
-        conf += ",".join(f"{key}=" for key, _ in job.elastic.conf)
-    if "timeout" not in conf:
-        wait = "the operator's init container waits 200 s for the master's name"
-        why = "no rendezvous timeout: an agent waits 600 s for the others, and 60 s for a store that does not answer"
-        why += f"; {wait}" if job.replica("Master") is not None else "; no pod waits for a name"
-        yield (
-            "rendezvous",
-            _where(replica),
-            why,
-            "--rdzv-conf join_timeout=1800,read_timeout=300: longer than a pull takes",
-        )
     alone = "standalone" in command.options or "PET_STANDALONE" in dict(replica.container.env)
     if alone and len(job.pods) > 1:
-        yield "standalone", _where(replica), "with --standalone each pod trains alone", "leave it out"
-    backend = command.options.get("rdzv_backend") or (job.elastic.backend if job.elastic is not None else "")
+        yield "standalone", replica.container.words_at, "with --standalone each pod trains alone", "leave it out"
+    container, policy, options = replica.container, job.elastic, command.options
+    backend = options.get("rdzv_backend") or (policy.backend if policy else container.variable("PET_RDZV_BACKEND"))
+    conf = [options.get("rdzv_conf", ""), container.variable("PET_RDZV_CONF")]
+    conf += [f"{key}=" for key, _ in policy.conf] if policy is not None else []
+    unset = None not in conf and not any("timeout" in (text or "") for text in conf)
+    if unset and backend is not None and not alone and len(job.pods) > 1:
+        why, setting = "no rendezvous timeout: an agent waits 600 s for the others", "timeout=1800"
+        if backend == "c10d":
+            why, setting = f"{why}, and 60 s for a store that does not answer", "join_timeout=1800,read_timeout=300"
+        wait = "the operator's init container waits 200 s for the master's name"
+        why += f"; {wait}" if job.replica("Master") is not None else "; no pod waits for a name"
+        yield "rendezvous", container.words_at, why, f"--rdzv-conf {setting}: longer than a pull takes"
     variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    if backend == "c10d" and not command.gives_code and dict(replica.container.env).get(variable) != "1":
+    if backend == "c10d" and not command.gives_code and container.variable(variable) not in ("1", None):
         why = "all restarts share one store, in which a restarted rank may read the address of a dead one"
-        yield "shared-store", f"{replica.container.where}.env", why, f'{variable} with the value "1"'
+        yield "shared-store", f"{container.where}.env", why, f'{variable} with the value "1"'
 
 
-def _where(replica: Replica) -> str:
-    return f"{replica.container.where}.{'args' if replica.container.args else 'command'}"
-
-
-_RULES: tuple[Callable[[PyTorchJob, Replica, Command], Found], ...] = (_nodes, _processes, _restarts, _rendezvous)
+_RULES: tuple[Callable[[PyTorchJob, Replica, Command], Found], ...] = (
+    _nodes,
+    _halves,
+    _processes,
+    _restarts,
+    _rendezvous,
+)

@@ -10,8 +10,6 @@ Its work directory holds `volumes` (what claims hold: the next run finds it ther
 file for each life of a container) and `pods.json` (pod -> its address, phase, restarts, and the id of its PID 1).
 """
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -19,14 +17,15 @@ from pathlib import Path
 
 from course_lib.engine import UsageError
 from course_lib.lab.pytorchjob.conditions import Conditions
-from course_lib.lab.pytorchjob.containers import Starter, not_here
+from course_lib.lab.pytorchjob.containers import Starter
 from course_lib.lab.pytorchjob.documents import ManifestError
 from course_lib.lab.pytorchjob.job import Pod, PyTorchJob
 from course_lib.lab.pytorchjob.kubelet import LocalPod
+from course_lib.lab.pytorchjob.limits import limits
 from course_lib.lab.pytorchjob.logs import PodLogs
 from course_lib.lab.pytorchjob.places import find_place
 from course_lib.lab.pytorchjob.policies import BACKOFF_S, Condition, past_backoff_limit, replaced_by_operator, verdict
-from course_lib.lab.pytorchjob.workdir import requests, take
+from course_lib.lab.pytorchjob.workdir import record, requests, take, usable
 
 _POLL_S = 0.05
 LINGER_S = 30.0  # how long pods that cleanPodPolicy None leaves alone may take to end
@@ -36,8 +35,8 @@ class LocalJob:
     """A job that runs here; a context manager, which leaves no process.
 
     `maps` are paths of the image -> folders. `backoff_base_s` is 10 s in a cluster. `isolated` asks for namespaces
-    (True), or for none (False). `say` takes each line. Raises UsageError for a work directory that is in use, and
-    ManifestError for what the image would have and this machine has not.
+    (True), or for none (False). `say` takes each line. Raises UsageError for a work directory or a port that is in use,
+    and ManifestError for what a cluster or the image would have and this machine has not.
     """
 
     def __init__(
@@ -53,17 +52,21 @@ class LocalJob:
         self.job, self.workdir = job, Path(workdir).resolve()
         self._say, self._base_s = say, backoff_base_s
         here = {path.rstrip("/"): str(Path(folder).resolve()) for path, folder in (maps or {}).items()}
-        if missing := not_here(job, here):
+        if missing := limits(job, here):
             raise ManifestError(missing)
-        self._lock = take(self.workdir)
-        self._logs = PodLogs(self.workdir, job.pods, say)
+        with ExitStack() as refused:
+            self._lock = refused.enter_context(take(self.workdir))
+            with usable(self.workdir):
+                self._place = find_place(job, self.workdir, isolated)
+                refused.callback(self._place.close)
+                self._logs = PodLogs(self.workdir, job.pods, say)
+            refused.pop_all()
         self.conditions = Conditions(lambda line: say(f"operator | {line}"))
-        self._place = find_place(job.pods, self.workdir, isolated)
         self._starter = Starter(job, self.workdir, self._logs, self._place, here)
         self._pods: dict[str, LocalPod] = {}
         self._began = 0.0
         self._linger: float | None = None
-        self._stopped = False
+        self._stopped = self._unrecorded = False
 
     def __enter__(self) -> "LocalJob":
         return self
@@ -79,9 +82,6 @@ class LocalJob:
         for line in filter(None, [_ignored(self.job), self._place.note]):
             self._say(f"local    | {line}")
         self._began = time.monotonic()
-        if self.job.suspend:
-            self.conditions.set("Suspended", f"PyTorchJob {self.job.name} is suspended.")
-            return
         for pod in self.job.pods:
             self._create(pod)
         self.step()
@@ -121,7 +121,7 @@ class LocalJob:
     @property
     def phase(self) -> Condition | None:
         """How the job has ended, None while it has not."""
-        ends: tuple[Condition, ...] = ("Succeeded", "Failed", "Suspended")
+        ends: tuple[Condition, ...] = ("Succeeded", "Failed")
         return next((kind for kind in ends if self.conditions.holds(kind)), None)
 
     @property
@@ -191,7 +191,8 @@ class LocalJob:
     def _create(self, pod: Pod) -> None:
         replica = self.job.replica(pod.kind)
         assert replica is not None
-        start = self._starter.new_pod(pod, replica)
+        with usable(self.workdir):
+            start = self._starter.new_pod(pod, replica)
         self._pods[pod.name] = LocalPod(pod, replica, start, lambda line: self._say(f"kubelet  | {line}"), self._base_s)
 
     def _finish(self, kind: Condition, message: str) -> None:
@@ -229,9 +230,12 @@ class LocalJob:
             }
             for name, pod in self._pods.items()
         }
-        whole = self.workdir / f".pods.{os.getpid()}"
-        whole.write_text(json.dumps(pods, indent=1) + "\n")
-        whole.replace(self.workdir / "pods.json")
+        try:
+            record(self.workdir, pods)
+        except OSError as error:  # it only informs
+            if not self._unrecorded:
+                self._say(f"local    | pods.json cannot be written ({error.strerror}): what it says is not so any more")
+            self._unrecorded = True
 
     def _named(self, name: str) -> LocalPod:
         if name not in self._pods:

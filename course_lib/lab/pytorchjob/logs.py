@@ -13,7 +13,7 @@ class PodLogs:
     def __init__(self, workdir: Path, pods: Sequence[Pod], say: Callable[[str], None]) -> None:
         runs = workdir / "logs"
         runs.mkdir(parents=True, exist_ok=True)
-        self.folder = runs / str(1 + max((int(p.name) for p in runs.iterdir() if p.name.isdigit()), default=0))
+        self.folder = runs / str(1 + max((int(p.name) for p in runs.iterdir() if p.name.isdecimal()), default=0))
         self.folder.mkdir()
         self._width = max(len(pod.name) for pod in pods)
         self._lives: dict[str, int] = {}

@@ -12,9 +12,9 @@ from typing import Any
 
 from course_lib.lab.pytorchjob.documents import ManifestError, read_documents
 from course_lib.lab.pytorchjob.fields import Fields
-from course_lib.lab.pytorchjob.injected import undefined
 from course_lib.lab.pytorchjob.job import Elastic, Kind, PyTorchJob, Replica, RestartPolicy
 from course_lib.lab.pytorchjob.podspec import read_template
+from course_lib.lab.pytorchjob.references import undefined
 
 _API, _KIND = "kubeflow.org/v1", "PyTorchJob"
 _RUN_POLICY = (
@@ -70,9 +70,7 @@ def _read(top: Fields, others: list[str]) -> PyTorchJob:
     if (version := top.text("apiVersion", required=True)) not in (None, _API):
         top.wrong("apiVersion", f"has to be {_API}, not {version}")
     metadata = top.object("metadata", required=True)
-    name = (metadata.text("name", required=True) or "") if metadata.values or "metadata" in top else ""
-    if name and not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        metadata.wrong("name", f"{name!r} has to be small letters, digits and -, to begin with a letter")
+    name, generated = _names(metadata) if metadata.values or "metadata" in top else ("", "")
     spec = top.object("spec", required=True)
     spec.only(("runPolicy", "elasticPolicy", "pytorchReplicaSpecs", "nprocPerNode"))
     ignored: dict[str, None] = {}
@@ -89,7 +87,19 @@ def _read(top: Fields, others: list[str]) -> PyTorchJob:
     longest = max((pod.name for pod in job.pods), key=len, default="")
     if len(longest) > _LABEL:
         metadata.wrong("name", f"is too long: a pod would be called {longest}, and {_LABEL} letters are the most")
-    return replace(job, ignored=(*lines, *ignored))
+    namespace = metadata.text("namespace") or "default"
+    return replace(job, ignored=(*lines, *ignored), namespace=namespace, generated=generated)
+
+
+def _names(metadata: Fields) -> tuple[str, str]:
+    """(the name, what `generateName` gives if the cluster is to make it)."""
+    generated = metadata.text("generateName") if "name" not in metadata else None
+    field = "generateName" if generated else "name"
+    name = f"{generated}xxxxx" if generated else metadata.text("name", required=True) or ""
+    if name and not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        given = generated or name
+        metadata.wrong(field, f"{given!r} has to be small letters, digits and -, to begin with a letter")
+    return name, generated or ""
 
 
 _HONOURED = ("cleanPodPolicy", "activeDeadlineSeconds", "backoffLimit", "suspend")

@@ -4,7 +4,8 @@ In namespaces a pod has its own network and address, its own name, and process i
 ignores SIGTERM because nothing handles it (as every PID 1 does) ignores it here too. The other pods' names resolve.
 Without them, pods are processes with an address of the loopback each, and names are replaced by addresses. A process
 that hides SIGTERM from what it has started then ends itself, and torchrun takes every address of the loopback for its
-own: the rendezvous store is served by the agent that comes first, not by the one that the manifest names.
+own: the rendezvous store is served by the agent that comes first, not by the one that the manifest names. And a port
+is the same for all jobs, so one job at a time has it (`ports`).
 """
 
 import subprocess
@@ -16,7 +17,8 @@ from typing import Protocol
 from course_lib.engine import UsageError
 from course_lib.lab.netns import Namespaces
 from course_lib.lab.networks import free_port
-from course_lib.lab.pytorchjob.job import Pod
+from course_lib.lab.pytorchjob.job import Pod, PyTorchJob
+from course_lib.lab.pytorchjob.ports import hold, meeting_ports
 
 # PID 1 of a pod, until all is in place and it gives way to the container's command.
 SETUP = 'set -e; hostname "$1"; mount -t proc proc /proc; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
@@ -39,7 +41,10 @@ class Place(Protocol):
 
 
 class Isolated:
-    """Each pod in namespaces of its own. Raises UsageError where this user may not make them."""
+    """Each pod in namespaces of its own. Raises UsageError where this user may not make them.
+
+    And OSError where `workdir` cannot be written to.
+    """
 
     note = ""
     isolated = True
@@ -54,7 +59,11 @@ class Isolated:
         # The second form is what torch's store looks up for a client, and would ask a name server for.
         forms = [f"{prefix}{self.address(pod)} {pod.name}" for pod in pods for prefix in ("", "::ffff:")]
         lines = ["127.0.0.1 localhost", "::ffff:127.0.0.1 localhost", "::1 localhost", *forms]
-        self._hosts.write_text("\n".join(lines) + "\n")
+        try:
+            self._hosts.write_text("\n".join(lines) + "\n")
+        except OSError:
+            self.close()
+            raise
         try:
             self._try(pods[0])
         except (OSError, subprocess.SubprocessError) as error:
@@ -82,12 +91,14 @@ class Isolated:
 
 
 class Together:
-    """All pods in the machine's own network and process table."""
+    """All pods in the machine's own network and process table. Raises UsageError where another job has their port."""
 
     isolated = False
 
-    def __init__(self, pods: Sequence[Pod], reason: str) -> None:
+    def __init__(self, job: PyTorchJob, reason: str) -> None:
+        pods = job.pods
         self.names: Mapping[str, str] = {pod.name: _loopback(pod.rank) for pod in pods}
+        self._ports = hold(meeting_ports(job), self.names.values())
         self.note = f"pods share this machine's network and processes ({reason}): their names are replaced by " + (
             f"addresses, {pods[0].name} by {self.names[pods[0].name]}"
         )
@@ -102,7 +113,7 @@ class Together:
         return {"PET_LOCAL_ADDR": self.names[pod.name]}  # else torchrun takes the machine's own name
 
     def close(self) -> None:
-        pass
+        self._ports.close()
 
 
 def _loopback(rank: int) -> str:
@@ -115,13 +126,13 @@ def _loopback(rank: int) -> str:
     return address
 
 
-def find_place(pods: Sequence[Pod], workdir: Path, isolated: bool | None = None) -> Place:
+def find_place(job: PyTorchJob, workdir: Path, isolated: bool | None = None) -> Place:
     """Namespaces if this user may make them, unless `isolated` is False; if it is True, nothing else will do."""
     if isolated is False:
-        return Together(pods, "as asked")
+        return Together(job, "as asked")
     try:
-        return Isolated(pods, workdir)
+        return Isolated(job.pods, workdir)
     except UsageError as error:
         if isolated:
             raise
-        return Together(pods, str(error))
+        return Together(job, str(error))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from course_lib.lab.pytorchjob.fields import Fields
-from course_lib.lab.pytorchjob.job import GRACE_S, Container, Mount
+from course_lib.lab.pytorchjob.job import GRACE_S, Container, Mount, Source
 
 _CONTAINER, _PORT_NAME, _PORT = "pytorch", "pytorchjob-port", 23456
 _POD_IGNORED = [
@@ -104,6 +104,15 @@ _SOURCES = [
     "vsphereVolume",
 ]
 _CONTENT = ("configMap", "secret", "projected", "downwardAPI", "image", "gitRepo")  # volumes that come with content
+# What identifies a value: in `valueFrom` by its source, in `envFrom` an object.
+_VALUES = {
+    "fieldRef": "fieldPath",
+    "secretKeyRef": "key",
+    "configMapKeyRef": "key",
+    "resourceFieldRef": "resource",
+    "fileKeyRef": "key",
+}
+_MOUNT_IGNORED = ("readOnly", "recursiveReadOnly", "mountPropagation")
 _WHICH = {"persistentVolumeClaim": "claimName", "hostPath": "path", "nfs": "path"}  # what identifies a volume
 
 
@@ -128,6 +137,7 @@ def read_template(template: Fields, there: bool) -> tuple[Container, int, list[s
     ignored += [f"container {name}" for name in names if name not in (_CONTAINER, None)]
     if containers:
         ignored += [field for field in _CONTAINER_IGNORED if field in containers[at]]
+        ignored += [f"{field} of the mount {m.volume}" for m in read[at].mounts for field in m.ignored]
         ignored += [
             f"content of the {m.kind} {m.volume}, whose folder is empty" for m in read[at].mounts if m.kind in _CONTENT
         ]
@@ -139,31 +149,48 @@ def _container(given: Fields, volumes: dict[str, Mount]) -> Container:
     handled = ("name", "command", "args", "env", "workingDir", "ports", "volumeMounts")
     given.only(handled, _CONTAINER_IGNORED)
     given.text("image", required=True)
-    command, args = given.strings("command"), given.strings("args")
-    if given.values.get("name") == _CONTAINER and given.values.get("command") in (None, []):
-        given.wrong("command", "is missing: what the image would start by itself is not known here")
     return Container(
         where=given.path,
-        command=command,
-        args=args,
+        command=given.strings("command"),
+        args=given.strings("args"),
         env=tuple(_env(given)),
         working_dir=given.text("workingDir"),
         port=_port(given),
         mounts=tuple(_mounts(given, volumes)),
+        env_from=tuple(_env_from(given)),
     )
 
 
-def _env(given: Fields) -> Iterator[tuple[str, str]]:
+def _env(given: Fields) -> Iterator[tuple[str, str | Source]]:
     for entry in given.objects("env"):
         entry.only(("name", "value", "valueFrom"))
         name = entry.text("name", required=True)
         if name is not None and ("=" in name or not name.isprintable()):
             entry.wrong("name", f"{name!r} cannot be the name of a variable")
-        if "valueFrom" in entry:
-            entry.wrong("valueFrom", "needs a cluster: give a value instead, to run it here")
-        value = entry.text("value", "")
+        value = entry.text("value", "") or ""
+        if "valueFrom" in entry and value:
+            entry.wrong("valueFrom", "stands beside a value: leave one")
         if name:
-            yield name, value or ""
+            yield name, _source(entry.object("valueFrom")) if "valueFrom" in entry else value
+
+
+def _source(given: Fields) -> Source:
+    given.only(tuple(_VALUES))
+    kinds = [kind for kind in _VALUES if kind in given]
+    if len(kinds) != 1:
+        given.findings.append(f"{given.path}: needs one of {', '.join(_VALUES)}")
+    kind = kinds[0] if kinds else "fieldRef"
+    return Source(kind, given.object(kind, required=bool(kinds)).text(_VALUES[kind], required=bool(kinds)) or "")
+
+
+def _env_from(given: Fields) -> Iterator[str]:
+    for entry in given.objects("envFrom"):
+        entry.only(("prefix", "configMapRef", "secretRef"))
+        kinds = [kind for kind in ("configMapRef", "secretRef") if kind in entry]
+        if len(kinds) != 1:
+            entry.findings.append(f"{entry.path}: needs a configMapRef or a secretRef")
+        for kind in kinds[:1]:
+            yield f"{kind} {entry.object(kind).text('name', required=True)}"
 
 
 def _port(given: Fields) -> int:
@@ -203,11 +230,13 @@ def _mounts(given: Fields, volumes: dict[str, Mount]) -> Iterator[Mount]:
     for entry in given.objects("volumeMounts"):
         entry.only(("name", "mountPath", "mountPropagation", "readOnly", "recursiveReadOnly", "subPath", "subPathExpr"))
         name, path = entry.text("name", required=True), entry.text("mountPath", required=True)
-        sub_path = entry.text("subPath", "") or ""
+        sub_path, expression = entry.text("subPath", "") or "", entry.text("subPathExpr", "") or ""
         if path is not None and not path.startswith("/"):
             entry.wrong("mountPath", f"has to be an absolute path, not {path!r}")
         if sub_path.startswith("/") or ".." in sub_path.split("/"):
             entry.wrong("subPath", f"has to stay in the volume, not {sub_path!r}")
+        if sub_path and expression:
+            entry.wrong("subPathExpr", "stands beside a subPath: leave one")
         if path in seen:
             entry.wrong("mountPath", f"{path} is there twice")
         if name is not None and name not in volumes:
@@ -215,4 +244,6 @@ def _mounts(given: Fields, volumes: dict[str, Mount]) -> Iterator[Mount]:
         if path and name in volumes:
             seen.add(path)
             volume = volumes[name]
-            yield Mount(path.rstrip("/") or "/", name, volume.kind, volume.claim, sub_path, volume.memory)
+            where = path.rstrip("/") or "/"
+            unused = tuple(field for field in _MOUNT_IGNORED if entry.values.get(field))
+            yield Mount(where, name, volume.kind, volume.claim, sub_path, volume.memory, expression, unused)

@@ -18,7 +18,7 @@ _BACKOFF_MOST, _BACKOFF_RESET = 30, 60  # of the base: 300 s and 10 minutes
 RETRYABLE = 128  # with restartPolicy ExitCode, from this exit code on
 
 Phase = Literal["Pending", "Running", "Succeeded", "Failed"]
-Condition = Literal["Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+Condition = Literal["Created", "Running", "Restarting", "Succeeded", "Failed"]
 
 
 def restarted_by_kubelet(policy: RestartPolicy, code: int) -> bool:

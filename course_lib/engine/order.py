@@ -115,7 +115,7 @@ def share_indices(
         order = plan.permutation(at.epoch)
         while not plan.epoch_done(at):
             for low, high in cuts(*plan.batch(at), rank, world_size, max_local_batch, shards):
-                yield [(at.epoch, int(index)) for index in order[low:high]]
+                yield [(at.epoch, index) for index in order[low:high].tolist()]
             at = plan.after_step(at)
         at = plan.next_epoch(at)
 

@@ -195,10 +195,13 @@ def _few_samples(model: nn.Module, count: int, world: World) -> Iterator[None]:
 
     A SyncBatchNorm takes its statistics over all ranks, who would wait for the one that does not take part.
     """
+    if count > 1:
+        yield
+        return
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     if world.world_size > 1:
         norms = [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]
-    for norm in norms if count < 2 else []:
+    for norm in norms:
         norm.eval()
     try:
         yield

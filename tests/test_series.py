@@ -10,6 +10,7 @@ import torch
 from helpers import REPO, launch
 
 from course_lib.engine import UsageError
+from course_lib.lab import toy
 from course_lib.lab.series import NAMES, results, table, write_results
 from course_lib.workloads.options import parse_options
 from course_lib.workloads.vision import step_schedule
@@ -107,3 +108,10 @@ def test_a_command_that_makes_no_sense_is_one_line_and_2(tmp_path: Path, options
     assert done.returncode == 2
     assert says in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_the_page_shows_what_the_committed_record_says() -> None:
+    folder = REPO / "docs" / "series"
+    page = (folder / "README.md").read_text()
+    assert table(json.loads((folder / "series.json").read_text())) in page
+    assert toy.table(json.loads((folder / "toy.json").read_text())) in page

@@ -39,7 +39,7 @@ bets = {"A": False, "B": True, "C": False, "D": True, "E": False}
 # ## 1 · One recovery, taken apart
 #
 # Two ranks under torchrun, and one kill. You know this scene from notebook 04; now we look at the clock. Rank 0 takes
-# 0.05 s longer for each step, so that there is a job to be killed in. `strike` also writes down *when* it struck, since
+# 0.04 s longer for each step, so that there is a job to be killed in. `strike` also writes down *when* it struck, since
 # a dead process can't.
 #
 # (At the same time the same job runs on one rank and nobody disturbs it: with `--virtual-shards`, as in notebook 06, it
@@ -56,7 +56,7 @@ from course_lib.lab.launch import start
 from course_lib.lab.story import tell
 
 train = "scripts/ddp_torchrun.py --norm group --virtual-shards 2 --snapshot-every 16"
-slow = "--fault slow:rank=0,step=0,seconds=0.05,times=10000,at=optimizer"
+slow = "--fault slow:rank=0,step=0,seconds=0.04,times=10000,at=optimizer"
 calm, cold, warm, storm = fresh("08-calm"), fresh("08-cold"), fresh("08-warm"), fresh("08-storm")
 
 
@@ -69,7 +69,7 @@ def strike(job, run, rank):
 
 # %% one-kill tags=["nbval-ignore-output"]
 torchrun = "torchrun --standalone --nproc-per-node 2 --max-restarts 5"
-undisturbed = start(f"python {train} --epochs 6 --run-dir {calm}")
+undisturbed = start(f"python {train} --epochs 5 --run-dir {calm}")
 with start(f"{torchrun} {train} --epochs 2 {slow} --run-dir {cold}") as job:
     job.wait_for(step=27)
     strike(job, cold, rank=1)
@@ -240,7 +240,7 @@ check.minutes_lost(minutes)
 # %% [markdown]
 # ## 5 · Shoot at it
 #
-# Now the test of all this: a job of 144 steps that is killed three times, at random, two seconds of training apart on
+# Now the test of all this: a job of 120 steps that is killed three times, at random, two seconds of training apart on
 # average. Random times that have no memory are *exponentially* distributed; that is what failures of many independent
 # parts look like. **Predict:** which share of the time from the first step to the last one will be steps that count?
 # Say a number, aloud if nobody is near.
@@ -250,7 +250,7 @@ import random
 import time
 
 draw = random.Random(19)
-with start(f"{launcher} {train} --epochs 6 {slow} --run-dir {storm}") as job:
+with start(f"{launcher} {train} --epochs 5 {slow} --run-dir {storm}") as job:
     for count in range(3):
         job.wait_for(step=0, restarts=count)
         time.sleep(draw.expovariate(1 / 2))

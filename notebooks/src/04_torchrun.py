@@ -449,7 +449,7 @@ from course_lib.lab.launch import runs_directory
 
 
 def kill(job):
-    job.wait_for(step=12)
+    job.wait_for(step=18)
     os.kill(job.pid(rank=1), signal.SIGKILL)
 
 

@@ -85,7 +85,8 @@ def parse() -> argparse.Namespace:
         raise UsageError("--ranks, --other-ranks and --threads must be at least 1")
     if options.ranks == options.other_ranks:
         raise UsageError("--other-ranks must differ from --ranks")
-    for folder in (options.run_dir, options.results or options.run_dir):
+    options.results = options.results or options.run_dir
+    for folder in (options.run_dir, options.results):
         folder.mkdir(parents=True, exist_ok=True)
     return options
 
@@ -111,7 +112,7 @@ def main() -> None:
     if moved in wanted:
         train(options, moved, options.other_ranks)
     if options.only is None:
-        print(write_results(options.run_dir, options.results or options.run_dir))
+        print(write_results(options.run_dir, options.results))
 
 
 if __name__ == "__main__":

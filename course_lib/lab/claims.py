@@ -92,7 +92,7 @@ def times_finished(run: Path | str) -> dict[int, int]:
 
 def accuracy(run: Path | str) -> float:
     """The accuracy on the test set after the last epoch, between 0 and 1. Print how it compares, not the number."""
-    return float(_epochs(_verified(run))[-1]["test_accuracy"])
+    return float(epochs(_verified(run))[-1]["test_accuracy"])
 
 
 def observed(run: Path | str, scene: str) -> list[Any]:
@@ -116,8 +116,8 @@ def _loads(events: list[Event]) -> dict[int, Event]:
     return {event["generation"]: event for event in events if event["event"] == "snapshot_loaded"}
 
 
-def _epochs(events: list[Event]) -> list[Event]:
-    """The record of each epoch; a replay by a newer generation wins."""
+def epochs(events: list[Event]) -> list[Event]:
+    """The record of each epoch, in order; a replay by a newer generation wins."""
     found = {event["epoch"]: event for event in events if event["event"] == "epoch"}
     return [found[epoch] for epoch in sorted(found)]
 
@@ -170,7 +170,7 @@ def _check_ranks(run: Path | str, events: list[Event], history: dict[int, Event]
 
 def _check_epochs(run: Path | str, events: list[Event], history: dict[int, Event]) -> None:
     """The losses of an epoch's steps, weighted by their samples, add up to the mean that was recorded after it."""
-    for record in _epochs(events):
+    for record in epochs(events):
         steps = [event for event in history.values() if event["epoch"] == record["epoch"]]
         sizes = [event["samples"][1] - event["samples"][0] for event in steps]
         if len(steps) != record["steps"]:

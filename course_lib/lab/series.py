@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 
 from course_lib.engine import UsageError, read_events
 from course_lib.engine.report import surviving_steps
+from course_lib.engine.runlog import Event
 from course_lib.lab import toy
+from course_lib.lab.claims import epochs
+from course_lib.lab.markdown import markdown_table
 from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure, max_abs_loss_difference
 
-Event = dict[str, Any]
 NAMES = ("undisturbed", "interrupted", "other-ranks")
 
 
@@ -34,12 +36,6 @@ class Published:
 
 
 PUBLISHED = Published()
-
-
-def epochs(events: list[Event]) -> list[Event]:
-    """The record of each epoch, in order: of one that was recorded twice the later one."""
-    found = {event["epoch"]: event for event in events if event["event"] == "epoch"}
-    return [found[number] for number in sorted(found)]
 
 
 def snapshots(events: list[Event]) -> dict[int, str]:
@@ -101,8 +97,6 @@ def table(found: Mapping[str, Any]) -> str:
     names = [name for name in NAMES if name in found]
     last = {name: found[name]["epochs"][-1] for name in names}
     rows = [
-        ["", "published", *names],
-        ["---"] * (len(names) + 2),
         ["training accuracy, last epoch", _percent(PUBLISHED.train_accuracy)]
         + [_percent(100 * last[name]["train_accuracy"]) for name in names],
         ["test accuracy, last epoch", _percent(PUBLISHED.test_accuracy)]
@@ -119,7 +113,7 @@ def table(found: Mapping[str, Any]) -> str:
             for name in names
         ],
     ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return markdown_table(["", "published", *names], rows)
 
 
 def _percent(value: float) -> str:

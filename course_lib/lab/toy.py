@@ -12,6 +12,7 @@ import torch
 
 from course_lib.engine import UsageError, read_events
 from course_lib.engine.runlog import Event
+from course_lib.lab.markdown import markdown_table
 from course_lib.lab.plots import max_abs_loss_difference
 
 TITLES = {
@@ -89,15 +90,14 @@ def table(found: Mapping[str, Any]) -> str:
     """The ways that were run side by side, as Markdown, under a few lines that say what was done."""
     ways = {name: found["ways"][name] for name in TITLES if name in found["ways"]}
     some = next(iter(ways.values()))
-    rows = [["", *(TITLES[name] for name in ways)], ["---"] * (len(ways) + 1)]
-    rows += [[text, *(show(way) for way in ways.values())] for text, show in ROWS.items()]
+    rows = [[text, *(show(way) for way in ways.values())] for text, show in ROWS.items()]
     head = (
         f"The toy of the torchrun tutorial (S. Subramanian, PyTorch tutorials, 2022, {SOURCE}), "
         f"`{found['epochs']} {found['save_every']}`, on {found['ranks']} ranks with gloo. A rank was killed with "
         f"SIGKILL in step {some['killed_in_step']} of {some['steps']}, in epoch {some['killed_in_epoch']}; epochs and "
         "steps count from 0, as its script prints them. SGD without momentum has no state of its own.\n\n"
     )
-    return head + "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return head + markdown_table(["", *(TITLES[name] for name in ways)], rows)
 
 
 def _yes(key: str) -> Callable[[Mapping[str, Any]], str]:

@@ -49,17 +49,12 @@ def not_here(job: PyTorchJob, maps: Mapping[str, str]) -> list[str]:
         if given and rewrite(given, volumes) == given and not _folder(replica, maps).is_dir():
             found.append(f"{container.where}.workingDir: {given} {_CURE.format(folder=given)}")
             continue
-        for field, words in (("command", container.command), ("args", container.args)):
-            for number, word in enumerate(words):
-                script = re.fullmatch(r"[^\s$=-][^\s$=]*\.py", word) and rewrite(word, volumes) == word
-                if script and not (_folder(replica, maps) / rewrite(word, maps)).is_file():
-                    folder = word.rpartition("/")[0] if word.startswith("/") else given
-                    cure = (
-                        _CURE.format(folder=folder)
-                        if folder
-                        else "is not in the present folder: start from where it is"
-                    )
-                    found.append(f"{container.where}.{field}[{number}]: {word} {cure}")
+        for where, word in container.placed_words():
+            script = re.fullmatch(r"[^\s$=-][^\s$=]*\.py", word) and rewrite(word, volumes) == word
+            if script and not (_folder(replica, maps) / rewrite(word, maps)).is_file():
+                folder = word.rpartition("/")[0] if word.startswith("/") else given
+                cure = _CURE.format(folder=folder) if folder else "is not in the present folder: start from where it is"
+                found.append(f"{where}: {word} {cure}")
     return found
 
 

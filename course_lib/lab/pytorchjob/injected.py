@@ -90,20 +90,14 @@ def environment(job: PyTorchJob) -> dict[str, dict[str, str]]:
     return {pod.name: pod_environment(job, pod) for pod in job.pods}
 
 
-def pod_environment(job: PyTorchJob, pod: Pod, address: str = "") -> dict[str, str]:
-    """The environment of one pod."""
-    return own_environment(_container(job, pod), pod_fields(job, pod, address)) | injected(job, pod)
+def pod_environment(job: PyTorchJob, pod: Pod) -> dict[str, str]:
+    """The environment of one pod, as far as it is known before the pod has an address."""
+    return own_environment(job.replica_of(pod).container, pod_fields(job, pod)) | injected(job, pod)
 
 
 def unknown(job: PyTorchJob, pod: Pod) -> list[str]:
     """What is in the pod's environment as well, and only a cluster knows: the names, and where each comes from."""
-    container, known = _container(job, pod), pod_environment(job, pod)
+    container, known = job.replica_of(pod).container, pod_environment(job, pod)
     sources = {name: given for name, given in container.env if isinstance(given, Source) and name not in known}
     names = [f"{name} ({source.kind} {source.what})" for name, source in sources.items()]
     return names + [f"whatever {each} holds" for each in container.env_from]
-
-
-def _container(job: PyTorchJob, pod: Pod) -> Container:
-    replica = job.replica(pod.kind)
-    assert replica is not None
-    return replica.container

@@ -1,5 +1,6 @@
 """A PyTorchJob as the operator sees it: validated, and with the defaults filled in."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,6 +53,12 @@ class Container:
     @property
     def words(self) -> tuple[str, ...]:
         return self.command + self.args
+
+    def placed_words(self) -> Iterator[tuple[str, str]]:
+        """(its path in the manifest, the word) of each."""
+        for name, words in (("command", self.command), ("args", self.args)):
+            for number, word in enumerate(words):
+                yield f"{self.where}.{name}[{number}]", word
 
     @property
     def words_at(self) -> str:
@@ -121,6 +128,10 @@ class PyTorchJob:
     ignored: tuple[str, ...] = ()
     namespace: str = "default"
     generated: str = ""
+
+    def replica_of(self, pod: Pod) -> Replica:
+        """The replicas that a pod of this job is one of."""
+        return next(replica for replica in self.replicas if replica.kind == pod.kind)
 
     def replica(self, kind: Kind) -> Replica | None:
         """The replicas of a kind, if the job has such."""

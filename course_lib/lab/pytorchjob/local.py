@@ -189,8 +189,7 @@ class LocalJob:
         return None
 
     def _create(self, pod: Pod) -> None:
-        replica = self.job.replica(pod.kind)
-        assert replica is not None
+        replica = self.job.replica_of(pod)
         with usable(self.workdir):
             start = self._starter.new_pod(pod, replica)
         self._pods[pod.name] = LocalPod(pod, replica, start, lambda line: self._say(f"kubelet  | {line}"), self._base_s)

@@ -21,12 +21,10 @@ def meeting_ports(job: PyTorchJob) -> set[int]:
     names = "|".join(re.escape(pod.name) for pod in job.pods)
     found = set()
     for pod in job.pods:
-        replica = job.replica(pod.kind)
-        assert replica is not None
-        known = pod_environment(job, pod)
-        command = torchrun_command(replica.container)
+        container, known = job.replica_of(pod).container, pod_environment(job, pod)
+        command = torchrun_command(container)
         options = command.options if command is not None else {}
-        words = [Template(resolve(word, known)).safe_substitute(known) for word in replica.container.words]
+        words = [Template(resolve(word, known)).safe_substitute(known) for word in container.words]
         found |= {known.get("MASTER_PORT", ""), options.get("master_port", "")}
         for text in (*words, *known.values()):
             found |= set(re.findall(rf"(?<![\w.-])(?:{names}):(\d+)", text))

@@ -27,7 +27,7 @@ def undefined(job: PyTorchJob) -> Iterator[str]:
                 late = " here: the operator's variables come after these; use it in command or args"
                 yield f"{where}: $({name}) is not defined" + (late if name in known else " in this pod")
         if shell_script(container) is not None:
-            for where, word in _words(container):
+            for where, word in container.placed_words():
                 if (nested := _NESTED.search(word)) is not None:
                     yield f"{where}: $({nested[1]}) stands in another $(…), where it stays as it is: write ${nested[1]}"
 
@@ -52,15 +52,9 @@ def _containers(job: PyTorchJob) -> Iterator[tuple[Container, set[str]]]:
         yield replica.container, {*pod_environment(job, pod), *(name for name, _ in replica.container.env)}
 
 
-def _words(container: Container) -> Iterator[tuple[str, str]]:
-    for field, words in (("command", container.command), ("args", container.args)):
-        for number, word in enumerate(words):
-            yield f"{container.where}.{field}[{number}]", word
-
-
 def _unknown_words(container: Container, known: set[str]) -> Iterator[tuple[str, str]]:
     shell = shell_script(container) is not None
-    for where, word in _words(container):
+    for where, word in container.placed_words():
         for name in _unknown(word, known):
             if not (shell and not name.isupper()):
                 yield where, name

@@ -6,7 +6,7 @@ ranks can go on from it without losing a sample or seeing one twice.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -60,11 +60,11 @@ class Plan:
 
     def after_step(self, at: Position) -> Position:
         """The position once the step at `at` is done."""
-        return replace(at, next_sample=self.batch(at)[1], step=at.step + 1)
+        return Position(at.epoch, self.batch(at)[1], at.step + 1)
 
     def next_epoch(self, at: Position) -> Position:
         """The start of the epoch after `at`'s."""
-        return replace(at, epoch=at.epoch + 1, next_sample=0)
+        return Position(at.epoch + 1, 0, at.step)
 
     def epoch_done(self, at: Position) -> bool:
         """Whether every sample of the position's epoch was used."""

@@ -42,10 +42,10 @@ class MicroBatch:
 
         `sums` are totals over the micro-batch's samples, such as `correct`; use the same names in every step.
         """
-        scaled = loss * self.weight
+        scaled = loss if self.weight == 1 else loss * self.weight
         scaler = self._step.scaler
         (scaler.scale(scaled) if scaler is not None else scaled).backward()  # type: ignore[no-untyped-call]
-        self.add(loss=loss.detach() * self.count, **sums)
+        self.add(loss=loss.item() * self.count, **sums)
 
     def add(self, **sums: torch.Tensor | float) -> None:
         """Add totals over this micro-batch's samples to the step's; for loops that do their own backward."""
@@ -189,15 +189,14 @@ def refuse_nonfinite(step: Step, loss: float, state: TrainState) -> None:
     )
 
 
-@contextmanager
-def _few_samples(model: nn.Module, count: int, world: World) -> Iterator[None]:
-    """With fewer than two samples there are no batch statistics: use the running ones.
+def _few_samples(model: nn.Module, count: int, world: World) -> Any:
+    """With fewer than two samples there are no batch statistics: use the running ones."""
+    return _running_statistics(model, world) if count < 2 else nullcontext()
 
-    A SyncBatchNorm takes its statistics over all ranks, who would wait for the one that does not take part.
-    """
-    if count > 1:
-        yield
-        return
+
+@contextmanager
+def _running_statistics(model: nn.Module, world: World) -> Iterator[None]:
+    """A SyncBatchNorm takes its statistics over all ranks, who would wait for the one that does not take part."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     if world.world_size > 1:
         norms = [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]

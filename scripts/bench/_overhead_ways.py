@@ -75,19 +75,28 @@ def ours(name: str, data: ImageData, folder: Path) -> Steps:
         yield
 
 
-def fabric(name: str, data: ImageData, folder: Path) -> Steps:
+def fabric(name: str, data: ImageData, folder: Path, log: bool = False) -> Steps:
     from lightning.fabric import Fabric
+    from lightning.fabric.loggers import CSVLogger
 
-    engine = Fabric(accelerator="cpu", devices=1)
+    engine = Fabric(accelerator="cpu", devices=1, loggers=CSVLogger(folder, flush_logs_every_n_steps=1))
     engine.launch()
     model, optimizer, scheduler = make_parts(name, data)
     model, optimizer = engine.setup(model, optimizer)
-    for images, labels in endless(engine.setup_dataloaders(loader(data))):
+    for step, (images, labels) in enumerate(endless(engine.setup_dataloaders(loader(data)))):
         optimizer.zero_grad()
-        engine.backward(cross_entropy(model(images), labels))
+        loss = cross_entropy(model(images), labels)
+        engine.backward(loss)
         optimizer.step()
         scheduler.step()
+        if log:
+            engine.log("loss", loss.item(), step)
         yield
+
+
+def logging_fabric(name: str, data: ImageData, folder: Path) -> Steps:
+    """With the loss of each step on disk before the next, as ours has it."""
+    return fabric(name, data, folder, log=True)
 
 
 def accelerate(name: str, data: ImageData, folder: Path) -> Steps:
@@ -156,7 +165,8 @@ def ways(name: str, data: ImageData, folder: Path) -> tuple[dict[str, Callable[[
     """What can be measured here, as functions from a number of steps to seconds; and why the rest cannot."""
     found: dict[str, Callable[[int], float]] = {}
     missing: dict[str, str] = {}
-    loops = {BARE: bare, OURS: ours, "Lightning Fabric": fabric, "accelerate": accelerate}
+    fabrics = {"Lightning Fabric": fabric, "Fabric, logging": logging_fabric}
+    loops = {BARE: bare, OURS: ours, **fabrics, "accelerate": accelerate}
     for way, loop in loops.items():
         steps = loop(name, data, folder)
         try:

@@ -2,7 +2,8 @@
 
 The same model, data, size of batches and threads for all, in one process, on the CPU. Blocks of steps take
 turns in an order drawn anew each round. Nobody saves a snapshot or evaluates; each does what it does a step by itself:
-ours seeds, adds up the loss over the ranks, looks for requests to stop and writes an event. Where a model's tensors
+ours seeds, adds up the loss over the ranks, looks for requests to stop and writes an event. The others keep no record
+unless they are told to, so Fabric runs twice, once with a logger that writes each step's loss. Where a model's tensors
 happen to lie in memory makes it some percent faster or slower for as long as it lives, so all of it is done in several
 processes. Once more with a model that is a single layer, which shows what each adds to a step in microseconds.
 """

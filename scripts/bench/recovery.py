@@ -3,6 +3,9 @@
 Jobs of two ranks train, one after another in turns; at random instants a rank, drawn at random, is killed with SIGKILL,
 and the time runs until both ranks have done a step of the next attempt. A recovery that needs more than a minute, or
 whose job ends, has failed. The phases of ours are those that the run's own events tell.
+
+Ours stops a job in which three attempts in a row have died in the same step, as it should, and kills that come faster
+than snapshots do that by chance, once in some 200. So an attempt is killed only after it has got beyond all before it.
 """
 
 import argparse
@@ -32,16 +35,18 @@ AGENT = "--standalone --nproc-per-node 2 --max-restarts 100000"
 LIMIT_S, RANKS = 60.0, (0, 1)
 TARGET_RATIO, TARGET_S = 4.0, 1.0
 
-Steps = list[tuple[float, int, int]]  # (Unix time, attempt, rank) of each step
+Steps = list[tuple[float, int, int, int]]  # (Unix time, attempt, rank, number) of each step
 
 
 def classic_steps(folder: Path, _: Job) -> Steps:
+    """Its steps have no numbers, since nobody there looks where it died: each counts as beyond those before it."""
     lines = [line.split() for file in folder.glob("steps-*.txt") for line in file.read_text().splitlines()]
-    return [(float(t), int(attempt), int(rank)) for t, attempt, rank in (line for line in lines if len(line) == 3)]
+    found = sorted((float(line[0]), int(line[1]), int(line[2])) for line in lines if len(line) == 3)
+    return [(*step, number) for number, step in enumerate(found)]
 
 
 def our_steps(_: Path, job: Job) -> Steps:
-    return [(e["t"], e["generation"], e["rank"]) for e in job.events if e["event"] == "step"]
+    return [(e["t"], e["generation"], e["rank"], e["step"]) for e in job.events if e["event"] == "step"]
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,21 @@ WAYS = {
 }
 
 
-def wait_for_attempt(way: Way, folder: Path, after: int, job: Job) -> Steps | None:
-    """The steps, once both ranks have done one of a later attempt than `after`; None when that does not happen."""
+def wait_for_attempt(way: Way, folder: Path, after: int, job: Job, beyond: bool = False) -> Steps | None:
+    """The steps, once both ranks have done one of a later attempt than `after`; None when that does not happen.
+
+    Or only once they have done one `beyond` all that the attempts before have done.
+    """
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and job.running:
         steps = way.steps(folder, job)
-        newest = max((attempt for _, attempt, _ in steps), default=after)
-        if newest > after and {rank for _, attempt, rank in steps if attempt == newest} == set(RANKS):
-            return [step for step in steps if step[1] == newest]
+        newest = max((step[1] for step in steps), default=after)
+        mine = [step for step in steps if step[1] == newest]
+        before = max((step[3] for step in steps if beyond and step[1] < newest), default=-1)
+        if newest > after and {rank for _, _, rank, number in mine if number > before} == set(RANKS):
+            return mine
         time.sleep(0.01)
+    print(f"failed: exit code {job.exit_code}\n{job.tail()}", file=sys.stderr)
     return None
 
 
@@ -78,7 +89,7 @@ def kill_often(name: str, kills: int, draw: random.Random, folder: Path) -> list
     with start(way.command.format(folder), limit_s=3600, environment=environment, logs=folder / "logs") as job:
         now = wait_for_attempt(way, folder, -1, job)
         for _ in range(kills):
-            if now is None:
+            if now is None or wait_for_attempt(way, folder, now[0][1] - 1, job, beyond=True) is None:
                 return [*seconds, None]
             time.sleep(draw.uniform(0.1, 0.6))
             attempt, pid = now[0][1], job.pid(draw.choice(RANKS))
@@ -86,7 +97,7 @@ def kill_often(name: str, kills: int, draw: random.Random, folder: Path) -> list
             os.kill(pid, signal.SIGKILL)
             now = wait_for_attempt(way, folder, attempt, job)
             if now is not None:
-                seconds.append(max(min(t for t, _, rank in now if rank == mine) for mine in RANKS) - killed)
+                seconds.append(max(min(t for t, _, rank, _ in now if rank == mine) for mine in RANKS) - killed)
         return seconds if now is not None else [*seconds, None]
 
 

@@ -1,6 +1,7 @@
 """What notebook 08 tells of runs that were killed, and of recorded jobs."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,8 @@ def test_a_plan_is_judged_by_the_simulator_and_is_told_what_it_lacks() -> None:
     }
     for (minutes, spares), words in told.items():
         assert words in n08.plan.verdict({"minutes": minutes, "spares": spares})
+    for spares in (math.inf, math.nan, -1, 1.5):
+        assert "spares" in n08.plan.verdict({"minutes": 22, "spares": spares})
     for plan in ({"minutes": 20, "spares": 7}, {"minutes": 30, "spares": 8}):
         assert n08.plan.verdict(plan).startswith("solved")
         assert n08.planned(plan).mean > n08.TARGET

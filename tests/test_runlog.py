@@ -192,6 +192,11 @@ BROKEN = [
     line(generation="1"),
     line(event="step"),
     line(event="step", step="7"),
+    line(event=[]),
+    line(generation=""),
+    line(generation=[]),
+    *(line(event="step", step=7, seconds=odd) for odd in (None, "1", [], float("inf"), -1.0, 10**400)),
+    line(event="step", step=7, loss="low"),
 ]
 
 

@@ -1,7 +1,7 @@
 """Exercises of notebook 08."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from course_lib.lab import checks, llama3
@@ -15,6 +15,7 @@ from course_lib.lab.simulator import Outcome, simulate
 
 Seconds = Mapping[str, float]
 _DAY = {"productive": 60.0, "stalled": 4.0, "replayed": 10.0, "starting": 2.0, "recovering": 20.0, "idle": 4.0}
+_ALL = {**_DAY, "evaluating": 9.0, "lost": 7.0, "unattributed": 1.0}
 
 
 def _share(seconds: Seconds) -> float:
@@ -40,13 +41,35 @@ def _seconds(seconds: Seconds) -> float:
     return seconds["productive"]
 
 
+def _counts_also(kind: str) -> Callable[[Seconds], float]:
+    return lambda seconds: (seconds["productive"] + seconds.get(kind, 0.0)) / sum(seconds.values())
+
+
+def _of_training_alone(seconds: Seconds) -> float:
+    return _share({kind: value for kind, value in seconds.items() if kind not in ("evaluating", "lost")})
+
+
+def _rounded(seconds: Seconds) -> float:
+    return round(_share(seconds), 1)
+
+
 goodput = write(
     case({"productive": 90.0, "starting": 10.0}),
     case(_DAY, hint="what was done again does not count twice, and idle machines are paid for, too"),
     case({"productive": 0.0, "recovering": 30.0}, hint="a job that only recovers has a goodput of 0"),
     case({"productive": 50.0, "unattributed": 50.0}, hint="what nobody can explain is still time"),
+    case(_ALL, hint="only productive time counts, and all the time is what it is a share of; don't round"),
     solution=_share,
-    wrong=[_counts_replays, _without_idle, _of_failures_alone, _seconds],
+    wrong=[
+        _counts_replays,
+        _without_idle,
+        _of_failures_alone,
+        _seconds,
+        _counts_also("evaluating"),
+        _counts_also("lost"),
+        _of_training_alone,
+        _rounded,
+    ],
     why="the time in steps that count, as a share of all the time",
     close=1e-9,
 )
@@ -137,7 +160,7 @@ def _judge_plan(plan: Any) -> str | None:
     minutes, spares = as_number(plan["minutes"]), as_number(plan["spares"])
     if minutes is None or not 0.1 <= minutes <= 10_000:
         return "minutes: give the training between two snapshots, from 0.1 to 10,000"
-    if spares is None or spares != int(spares) or spares < 0:
+    if spares is None or not math.isfinite(spares) or spares != int(spares) or spares < 0:
         return "spares: give a whole number of nodes, 0 or more"
     if spares > MOST_SPARES:
         return f"{spares:g} nodes that stand by are {8 * spares:g} GPUs; you have been given {MOST_SPARES} nodes"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from course_lib.engine import UsageError
 from course_lib.lab import llama3, scale
-from course_lib.lab.cluster import DAY_S
+from course_lib.lab.cluster import DAY_S, SimulatedCluster
 from course_lib.lab.economics import (
     best_interval,
     daly,
@@ -34,7 +34,7 @@ def test_dalys_interval_is_the_one_that_he_published(mtbf: float, minutes: float
 
 def test_youngs_interval() -> None:
     assert young(2.0, 100.0) == 20.0 and young(0.0, 100.0) == 0.0
-    assert young(60.0, math.inf) == best_interval(60.0, math.inf) == math.inf
+    assert young(60.0, math.inf) == best_interval(60.0, math.inf) == daly(0.0, math.inf) == math.inf
 
 
 def by_newton(stall: float, mtbf: float) -> Decimal:
@@ -133,7 +133,13 @@ def test_a_snapshot_that_is_due_while_one_is_written_is_left_out() -> None:
         (lambda: goodput(math.inf, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0), "interval_s"),
         (lambda: goodput(1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=-1.0), "recovery_s"),
         (lambda: goodput(1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0, write_s=math.nan), "write_s"),
+        (lambda: goodput(1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0, write_s=math.inf), "write_s"),
+        (lambda: wall_time(-5.0, 1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0), "work_s"),
+        (lambda: wall_time(math.nan, 1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0), "work_s"),
         (lambda: longest_recovery(1.0, 10.0, mtbf_s=10.0, stall_s=1.0), "target"),
+        (lambda: longest_recovery(0.5, 10.0, mtbf_s=math.inf, stall_s=1.0), "mtbf_s"),
+        (lambda: SimulatedCluster(nodes=1, node_mtbf_s=1e5, stall_s=math.inf), "stall_s"),
+        (lambda: SimulatedCluster(nodes=1, node_mtbf_s=1e5, repair_s=math.inf), "repair_s"),
     ],
 )
 def test_a_number_that_makes_no_sense_is_named(call: object, named: str) -> None:

@@ -20,7 +20,7 @@ def young(stall_s: float, mtbf_s: float) -> float:
     """
     refuse_negative(stall_s=stall_s)
     refuse_zero(mtbf_s=mtbf_s)
-    return math.sqrt(2 * stall_s * mtbf_s)
+    return math.inf if math.isinf(mtbf_s) else math.sqrt(2 * stall_s * mtbf_s)
 
 
 def daly(stall_s: float, mtbf_s: float) -> float:
@@ -32,7 +32,7 @@ def daly(stall_s: float, mtbf_s: float) -> float:
     """
     refuse_negative(stall_s=stall_s)
     refuse_zero(mtbf_s=mtbf_s)
-    if stall_s >= 2 * mtbf_s:
+    if math.isinf(mtbf_s) or stall_s >= 2 * mtbf_s:
         return mtbf_s
     x = stall_s / (2 * mtbf_s)
     return math.sqrt(2 * stall_s * mtbf_s) * (1 + math.sqrt(x) / 3 + x / 9) - stall_s
@@ -88,6 +88,7 @@ def wall_time(
     With write 0 it is Daly's Tw = M e^(R/M) (e^((tau + delta)/M) - 1) Ts/tau, for M the MTBF, R the recovery, tau the
     interval, delta the stall and Ts the work.
     """
+    refuse_negative(work_s=work_s)
     share = goodput(interval_s, mtbf_s=mtbf_s, stall_s=stall_s, recovery_s=recovery_s, write_s=write_s)
     return work_s / share if share > 0 else math.inf
 
@@ -96,6 +97,8 @@ def longest_recovery(target: float, interval_s: float, *, mtbf_s: float, stall_s
     """The recovery with which `goodput` is just `target`; below 0 when no recovery is short enough."""
     if not 0 < target < 1:
         raise UsageError(f"target must be between 0 and 1, not {target}")
+    if math.isinf(mtbf_s):
+        raise UsageError("mtbf_s must be finite: without failures there is no recovery")
     most = goodput(interval_s, mtbf_s=mtbf_s, stall_s=stall_s, recovery_s=0.0, write_s=write_s)
     return mtbf_s * math.log(most / target) if most > 0 else -math.inf
 
@@ -114,10 +117,10 @@ def spacing(interval_s: float, write_s: float) -> float:
 
 
 def refuse_negative(**values: float) -> None:
-    """Refuse what is below 0 or not a number."""
+    """Refuse what is below 0, infinite or not a number."""
     for name, value in values.items():
-        if not value >= 0:
-            raise UsageError(f"{name} must be at least 0, not {value}")
+        if not 0 <= value < math.inf:
+            raise UsageError(f"{name} must be at least 0 and finite, not {value}")
 
 
 def refuse_zero(**values: float) -> None:

@@ -39,7 +39,7 @@ def read_history(run_dir: Path | str, look: bool = True) -> History:
             bad += 1
     if not files:
         raise UsageError(
-            f"{folder} holds no event{f', but {bad} lines that are none' if bad else ''}: nothing to report"
+            f"{folder} holds no event{f', and lines that cannot be read: {bad}' if bad else ''}: nothing to report"
         )
     workers = [worker for name, events in files.items() for worker in workers_of(name, events)]
     alive = look and _alive(Path(run_dir), workers)

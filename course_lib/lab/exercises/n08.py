@@ -130,7 +130,7 @@ sixteen_times = predict(
         80: "more failures want more snapshots, not fewer",
         10: "that is for four times as many GPUs",
     },
-    hint="how does the square root of the MTBF change?",
+    hint="start from the 20 minutes: how does the square root of the MTBF change?",
     why="a sixteenth of the MTBF, and its square root is a quarter",
 )
 

@@ -17,8 +17,11 @@ from helpers import REPO, Completed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from course_lib.engine import UsageError
+from course_lib.engine.progress import last_words
 from course_lib.engine.runlog import RunLog, read_events
 from course_lib.engine.watchdog import process_start_time
+from course_lib.lab.recorded import read_history
 
 Launch = Callable[..., Completed]
 
@@ -208,6 +211,19 @@ def test_a_broken_line_is_skipped_and_counted_wherever_it_is(tmp_path: Path, bro
         read = read_events(tmp_path)
         assert [e["t"] for e in read.events] == [0.0, 1.0, 2.0]
         assert read.bad_lines == 1
+
+
+def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
+    """A pipe would keep its reader waiting for ever."""
+    write(tmp_path, line(t=1.0) + b"\n")
+    folder = tmp_path / "events"
+    os.mkfifo(folder / "a.jsonl")
+    (folder / "b.jsonl").mkdir()
+    (folder / "c.jsonl").symlink_to("nowhere")
+    assert [e["t"] for e in read_events(tmp_path).events] == [1.0]
+    assert last_words(tmp_path, [1]) == {1: None}
+    with pytest.raises(UsageError, match="no file that you can read"):
+        read_history(tmp_path)
 
 
 @given(noise=st.binary(max_size=60))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from course_lib.engine.runlog import Event, checked
+from course_lib.engine.runlog import Event, checked, log_files
 from course_lib.engine.snapshots import Claim
 
 LIMIT = 3
@@ -20,7 +20,7 @@ Deaths = dict[
 def last_words(run_dir: str | Path, generations: Iterable[int]) -> Deaths:
     """What the event logs that can be read here tell of how these generations ended; reads the ends of files only."""
     deaths: Deaths = {}
-    for path in sorted((Path(run_dir) / "events").glob("*.jsonl")):
+    for path in log_files(run_dir):
         with suppress(OSError):
             events = _tail(path)
             for generation in set(generations) & {e.get("generation") for e in events}:

@@ -103,12 +103,25 @@ class Events:
         return [event for event in self.events if event["event"] in names]
 
 
+def log_files(run_dir: str | Path) -> list[Path]:
+    """The event logs of the run in `run_dir`; a pipe of such a name, which nobody may write to, is left out."""
+    return [path for path in sorted((Path(run_dir) / "events").glob("*.jsonl")) if path.is_file()]
+
+
 def read_events(run_dir: str | Path) -> Events:
-    """Merge the files of all processes of the run in `run_dir`; bad lines are skipped anywhere and counted."""
+    """Merge the files of all processes of the run in `run_dir`; bad lines are skipped anywhere and counted.
+
+    A file that cannot be read counts as one.
+    """
     events: list[Event] = []
     bad = 0
-    for path in sorted((Path(run_dir) / "events").glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
+    for path in log_files(run_dir):
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError:
+            bad += 1
+            continue
+        for line in lines:
             if not line.strip():
                 continue
             try:

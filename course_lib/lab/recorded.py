@@ -7,6 +7,7 @@ for; and the clocks of two machines are taken for equal.
 """
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterable
@@ -28,6 +29,11 @@ def read_history(run_dir: Path | str, look: bool = True) -> History:
     folder = Path(run_dir) / "events"
     if not folder.is_dir():
         raise UsageError(f"{run_dir} holds no run: there is no folder `events` in it; give the --run-dir of a run")
+    for path in folder.glob("*.jsonl"):
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise UsageError(
+                f"{path} is no file that you can read, so a part of the run is missing: move it, or chmod it"
+            )
     files: dict[str, list[Event]] = {}
     bad = 0
     for path, line in Follower(lambda: folder.glob("*.jsonl")).new_lines(rest=True):

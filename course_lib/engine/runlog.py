@@ -134,13 +134,13 @@ def read_events(run_dir: str | Path) -> Events:
 
 def checked(event: Any) -> Event:
     """The event, if it has what readers rely on; else one of the errors that bad JSON gives."""
-    numbers = [event["t"], event["rank"], event.get("seconds", 0), event["step"] if event["event"] == "step" else 0]
-    if event["generation"] is not None:
-        numbers.append(event["generation"])
+    generation = 0 if event["generation"] is None else event["generation"]
+    seconds, step = event.get("seconds", 0), event["step"] if event["event"] == "step" else 0
     if not isinstance(event["event"], str) or not isinstance(event.get("loss", 0), (int, float)):
         raise ValueError("a name or a loss is missing")
+    numbers = (event["t"], event["rank"], generation, step, seconds)
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
         raise ValueError("a number is missing")
-    if event.get("seconds", 0) < 0:
+    if seconds < 0:
         raise ValueError("nothing takes less than no time")
     return dict(event)

@@ -5,7 +5,7 @@ and the time runs until both ranks have done a step of the next attempt. A recov
 whose job ends, has failed. The phases of ours are those that the run's own events tell.
 
 Ours stops a job in which three attempts in a row have died in the same step, as it should, and kills that come faster
-than snapshots do that by chance, once in some 200. So an attempt is killed only after it has got beyond all before it.
+than snapshots can do that by chance. So an attempt is killed only after it has got beyond all before it.
 """
 
 import argparse

@@ -22,15 +22,14 @@ def _share(seconds: Seconds) -> float:
     return seconds["productive"] / sum(seconds.values())
 
 
-def _counts_replays(seconds: Seconds) -> float:
-    """What was done again looks like training."""
-    return (seconds["productive"] + seconds["replayed"]) / sum(seconds.values())
+def _counts_also(kind: str) -> Callable[[Seconds], float]:
+    """Such as what was done again, which looks like training."""
+    return lambda seconds: (seconds["productive"] + seconds.get(kind, 0.0)) / sum(seconds.values())
 
 
-def _without_idle(seconds: Seconds) -> float:
-    """As if nobody paid for a job that is not running."""
-    busy = {kind: value for kind, value in seconds.items() if kind not in ("idle", "starting")}
-    return _share(busy)
+def _without(*kinds: str) -> Callable[[Seconds], float]:
+    """Such as the time of a job that is not running, as if nobody paid for it."""
+    return lambda seconds: _share({kind: value for kind, value in seconds.items() if kind not in kinds})
 
 
 def _of_failures_alone(seconds: Seconds) -> float:
@@ -39,14 +38,6 @@ def _of_failures_alone(seconds: Seconds) -> float:
 
 def _seconds(seconds: Seconds) -> float:
     return seconds["productive"]
-
-
-def _counts_also(kind: str) -> Callable[[Seconds], float]:
-    return lambda seconds: (seconds["productive"] + seconds.get(kind, 0.0)) / sum(seconds.values())
-
-
-def _of_training_alone(seconds: Seconds) -> float:
-    return _share({kind: value for kind, value in seconds.items() if kind not in ("evaluating", "lost")})
 
 
 def _rounded(seconds: Seconds) -> float:
@@ -61,13 +52,13 @@ goodput = write(
     case(_ALL, hint="only productive time counts, and all the time is what it is a share of; don't round"),
     solution=_share,
     wrong=[
-        _counts_replays,
-        _without_idle,
+        _counts_also("replayed"),
+        _without("idle", "starting"),
         _of_failures_alone,
         _seconds,
         _counts_also("evaluating"),
         _counts_also("lost"),
-        _of_training_alone,
+        _without("evaluating", "lost"),
         _rounded,
     ],
     why="the time in steps that count, as a share of all the time",

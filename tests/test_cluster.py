@@ -321,8 +321,11 @@ def test_a_seed_gives_the_same_outcome_again() -> None:
     [
         ({"nodes": 0}, "nodes"),
         ({"nodes": 2.5}, "nodes"),
+        ({"nodes": True}, "nodes"),
         ({"node_mtbf_s": 0.0}, "node_mtbf_s"),
         ({"shape": math.nan}, "shape"),
+        ({"shape": 1e-5}, "shape"),
+        ({"shape": 1e9}, "shape"),
         ({"repair_s": -1.0}, "repair_s"),
         ({"process_recovery_s": -1.0}, "process_recovery_s"),
         ({"spares": -1}, "spares"),
@@ -337,3 +340,7 @@ def test_a_cluster_that_makes_no_sense_is_refused(change: dict[str, Any], named:
         simulate(SimulatedCluster(4, 1e6), 60.0, days=0)
     with pytest.raises(UsageError, match="runs"):
         simulate(SimulatedCluster(4, 1e6), 60.0, runs=0)
+    with pytest.raises(UsageError, match="runs"):
+        simulate(SimulatedCluster(4, 1e6), 60.0, runs=2.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="seed"):
+        simulate(SimulatedCluster(4, 1e6), 60.0, seed=-1)

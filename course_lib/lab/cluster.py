@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from course_lib.engine import UsageError
-from course_lib.lab.economics import goodput, refuse_negative, refuse_zero
+from course_lib.lab.economics import goodput, refuse_fraction, refuse_negative, refuse_zero
 
 DAY_S = 86400.0
 
@@ -48,11 +48,12 @@ class SimulatedCluster:
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("gpus_per_node", 1), ("rack_nodes", 1), ("spares", 0)):
-            if not isinstance(value := getattr(self, name), int) or value < least:
-                raise UsageError(f"{name} must be a whole number of at least {least}, not {value}")
-        refuse_zero(**{name: getattr(self, name) for name in ("shape", *_MTBFS)})
+            refuse_fraction(least, **{name: getattr(self, name)})
+        refuse_zero(**{name: getattr(self, name) for name in _MTBFS})
         refuse_negative(**{name: getattr(self, name) for name in _TIMES})
         refuse_negative(process_recovery_s=self.process_recovery_s or 0.0)
+        if not 0.1 <= self.shape <= 100:  # beyond, a Weibull's numbers leave those of a computer
+            raise UsageError(f"shape must be from 0.1 to 100, not {self.shape}")
 
     @property
     def gpus(self) -> int:

@@ -43,7 +43,8 @@ def best_interval(stall_s: float, mtbf_s: float, write_s: float = 0.0) -> float:
 
     Where d(goodput)/d(interval) is 0, u = interval / mtbf solves log(1 - u) + u + stall / mtbf = 0, whose left side
     falls from 0 to 1. Neither the recovery nor the write is in it: they cost the same at any interval, as long as the
-    write has come to its end when the next snapshot is due. A shorter interval than the write is no use.
+    write has come to its end when the next snapshot is due. A shorter interval than the write is no use. What costs
+    nothing is best done all the time: without stall and write the interval is 0, which no job can have.
     """
     refuse_negative(stall_s=stall_s, write_s=write_s)
     refuse_zero(mtbf_s=mtbf_s)
@@ -76,8 +77,12 @@ def goodput(interval_s: float, *, mtbf_s: float, stall_s: float, recovery_s: flo
     cycle_s = work_s + stall_s
     if math.isinf(mtbf_s):
         return work_s / cycle_s
-    # The same with both sides divided by e^(cycle/mtbf), so that no power overflows.
-    return work_s / mtbf_s * math.exp(-(recovery_s + write_s + cycle_s) / mtbf_s) / -math.expm1(-cycle_s / mtbf_s)
+    # The same in factors that cannot overflow.
+    failures = cycle_s / mtbf_s
+    survives = math.exp(-failures - (recovery_s + write_s) / mtbf_s)
+    if survives == 0 or failures == 0:
+        return work_s / cycle_s * survives
+    return work_s / cycle_s * survives * failures / -math.expm1(-failures)
 
 
 def wall_time(
@@ -94,12 +99,15 @@ def wall_time(
 
 
 def longest_recovery(target: float, interval_s: float, *, mtbf_s: float, stall_s: float, write_s: float = 0.0) -> float:
-    """The recovery with which `goodput` is just `target`; below 0 when no recovery is short enough."""
+    """The recovery with which `goodput` is just `target`; below 0 when no recovery is short enough.
+
+    Without failures, any is (infinite), or none (minus infinite).
+    """
     if not 0 < target < 1:
         raise UsageError(f"target must be between 0 and 1, not {target}")
-    if math.isinf(mtbf_s):
-        raise UsageError("mtbf_s must be finite: without failures there is no recovery")
     most = goodput(interval_s, mtbf_s=mtbf_s, stall_s=stall_s, recovery_s=0.0, write_s=write_s)
+    if math.isinf(mtbf_s):
+        return math.inf if most >= target else -math.inf
     return mtbf_s * math.log(most / target) if most > 0 else -math.inf
 
 
@@ -128,3 +136,10 @@ def refuse_zero(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise UsageError(f"{name} must be above 0, not {value}")
+
+
+def refuse_fraction(least: int, **values: int) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, not {value}")

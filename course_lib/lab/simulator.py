@@ -8,7 +8,7 @@ import numpy as np
 
 from course_lib.engine import UsageError
 from course_lib.lab.cluster import DAY_S, SimulatedCluster
-from course_lib.lab.economics import refuse_zero, spacing
+from course_lib.lab.economics import refuse_fraction, refuse_zero, spacing
 from course_lib.lab.failures import Clocks, Failures, Times, Trace
 
 MOST_FAILURES = 1e6  # in a run; more are a mistake, and would take very long
@@ -71,8 +71,8 @@ def simulate(
     The same arguments give the same outcome. The time grows with nodes x runs x failures, the memory with nodes x runs.
     """
     refuse_zero(days=days)
-    if runs < 1:
-        raise UsageError(f"runs must be at least 1, not {runs}")
+    refuse_fraction(1, runs=runs)
+    refuse_fraction(0, seed=seed)
     if (expected := days * DAY_S / cluster.mtbf_s) > MOST_FAILURES:
         raise UsageError(f"{expected:.0f} failures in each run, one in {cluster.mtbf_s:.3g} s: give MTBFs in seconds")
     return _run(Clocks(cluster, runs, np.random.default_rng(seed)), cluster, interval_s, days * DAY_S, runs)

@@ -1,7 +1,9 @@
 """The report of a run: one real crash, looked at while it runs and afterwards; its page, its tables, its refusals."""
 
 import json
+import os
 import re
+import shutil
 import sys
 import time
 from base64 import b64decode
@@ -142,6 +144,38 @@ def test_what_is_no_run_is_refused_in_one_line(launch: Callable[..., Completed],
     run_dir = write(tmp_path / "run", life(range(2)))
     with pytest.raises(UsageError, match="cannot write .*page.html: No such file"):
         main([str(run_dir), "--html", str(tmp_path / "no" / "page.html")])
+    for options in (["--html", "a", "--json", "./a"], ["--json", f"{run_dir}/../run/report.json"]):
+        with pytest.raises(UsageError, match="give another path"):
+            main([str(run_dir), *options])
+
+
+def test_a_directory_may_have_any_name_and_must_be_readable(launch: Callable[..., Completed], tmp_path: Path) -> None:
+    run_dir = write(tmp_path / os.fsdecode(b"r\xff<n"), life(range(2)))
+    done = launch([sys.executable, "-m", "course_lib.lab.report", run_dir, "--json", tmp_path / "numbers.json"])
+    assert done.returncode == 0 and "wrote" in done.output, done.tail()
+    assert json.loads((tmp_path / "numbers.json").read_text())["run"].endswith("r\ufffd<n")
+    assert "r\ufffd&lt;n" in (run_dir / "report.html").read_text(encoding="utf-8")
+    command: list[str | Path] = [sys.executable, "-m", "course_lib.lab.report", run_dir]
+    if os.geteuid() == 0:  # who may read everything
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may read everything, and there is no setpriv")
+        command = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *command]
+    (run_dir / "events").chmod(0)
+    try:
+        done = launch(command)
+    finally:
+        (run_dir / "events").chmod(0o700)
+    assert done.returncode == 2 and "Permission denied" in done.output and done.output.count("\n") == 1
+
+
+def test_clocks_that_are_wrong_and_steps_longer_than_a_life(tmp_path: Path) -> None:
+    now = time.time()
+    report = examine(write(tmp_path / "run", [*life(range(3), now), event("finish", now + 3600.0)]))
+    assert [note for note in report.notes() if re.match(r"the last event is dated 3[56]\d\d s ahead", note)]
+    told = [*life(range(3), now - 60), event("finish", now - 53.0)]
+    told[-2] |= {"seconds": 1e9}  # it began where the one before it ended
+    found = examine(write(tmp_path / "long", told))
+    assert found.ledger.totals()["productive"] == 3_000_000
 
 
 @settings(max_examples=30)

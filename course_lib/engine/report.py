@@ -2,6 +2,7 @@
 
 import json
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,20 @@ def steps_replayed(events: list[Event]) -> int:
 
 
 def recovery_seconds(events: list[Event]) -> list[float]:
-    """For each death, the time from the fault (else from the last step before it) to the first new step, in s."""
+    """For each death, the time from the fault (else from the last step before it) to the first new step, in s.
+
+    `events` are in the order of their times.
+    """
     seconds = []
     last_generation, last_step_t = 0, 0.0
+    times = [event["t"] for event in events]
     for event in events:
         generation = event["generation"]
         # A rank of the old generation can still log its last step after a peer has died.
         if event["event"] != "step" or generation is None or generation < last_generation:
             continue
         if generation > last_generation:
-            between = [e for e in events if last_step_t < e["t"] < event["t"]]
+            between = events[bisect_right(times, last_step_t) : bisect_left(times, event["t"])]
             faults = [e["t"] for e in between if e["event"] == "fault" and e.get("kind") != "slow"]
             stopped = any(e["event"] in ("stop_requested", "finish") for e in between)
             # Before the first step of all, only a fault tells of a death.

@@ -78,11 +78,9 @@ def mtbf_of(run: Path | str) -> float:
 def measured_parts(run: Path | str) -> dict[str, float]:
     """The share of each of `PARTS` in the time from the first step to the last one."""
     begin, end = (round(t * 1e6) for t in window(events_used_once(run)))
-    pieces = report_of(run).ledger.pieces
     kinds: dict[str, int] = {}
-    for piece in pieces:
-        inside = min(piece.end, end) - max(piece.begin, begin)
-        kinds[piece.kind] = kinds.get(piece.kind, 0) + max(inside, 0)
+    for piece in report_of(run).ledger.within(begin, end):
+        kinds[piece.kind] = kinds.get(piece.kind, 0) + piece.end - piece.begin
     return {part: sum(kinds.get(kind, 0) for kind in names) / (end - begin) for part, names in PARTS.items()}
 
 

@@ -3,9 +3,10 @@
 Times are whole microseconds, so that sums of them are exact.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 Event = dict[str, Any]
@@ -105,6 +106,8 @@ class Attempt:
             for event in worker.events:
                 us, taken = event["us"], micro(event.get("seconds"))
                 if event["event"] == "step":
+                    if taken is not None and us - taken < worker.born:
+                        taken = None  # longer than the process's life: that is no time
                     begin = us - taken if taken is not None else us if before is None else before
                     records[int(event["step"])] = Done(int(event["step"]), min(begin, us), us, worker)
                 if event["event"] in ("step", "epoch"):
@@ -155,16 +158,29 @@ class History:
     now: int | None = None
     durable: int = 0  # the steps done in the newest snapshot that there is
     bad_lines: int = 0
+    ahead_us: int = 0  # how far the last event is in the future of who read them
 
     @property
     def workers(self) -> list[Worker]:
         return [worker for attempt in self.attempts for worker in attempt.workers]
 
-    @property
+    def heard_of(self, before: int) -> int | None:
+        """When the last of the processes that were launched before then was last heard of; None if there were none."""
+        launched, ended = self._lives
+        count = bisect_left(launched, before)
+        return ended[count - 1] if count else None
+
+    @cached_property
+    def _lives(self) -> tuple[list[int], list[int]]:
+        """When the processes were launched, in order; and when the last of those up to each came to its end."""
+        lives = sorted((worker.launched or worker.born, worker.ended) for worker in self.workers)
+        return [launched for launched, _ in lives], list(accumulate((ended for _, ended in lives), max))
+
+    @cached_property
     def begin(self) -> int:
         return min(attempt.born for attempt in self.attempts)
 
-    @property
+    @cached_property
     def end(self) -> int:
         return max([attempt.ended for attempt in self.attempts] + ([] if self.now is None else [self.now]))
 

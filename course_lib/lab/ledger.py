@@ -23,9 +23,10 @@ a run that ended in a death (the engine counts steps that no snapshot holds), cl
 within the `seconds` of a step (the scripts without a Trainer), and deaths that no fault tells of before the first step.
 """
 
-from bisect import bisect_left
+import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course_lib.engine import read_events
@@ -61,6 +62,12 @@ class Ledger:
     def wall(self) -> int:
         return self.pieces[-1].end - self.pieces[0].begin if self.pieces else 0
 
+    def within(self, begin: int, end: int) -> list[Piece]:
+        """The pieces between two moments, cut where these fall into one."""
+        first = bisect_right(self.pieces, begin, key=lambda piece: piece.end)
+        until = bisect_left(self.pieces, end, key=lambda piece: piece.begin)
+        return [replace(p, begin=max(p.begin, begin), end=min(p.end, end)) for p in self.pieces[first:until]]
+
     def totals(self) -> dict[str, int]:
         """Microseconds of each kind; they add up to `wall`."""
         sums = dict.fromkeys(KINDS, 0)
@@ -75,36 +82,53 @@ class Ledger:
 def ledger_of(history: History) -> Ledger:
     """Account for every microsecond of a run."""
     found = outages(history)
-    working = [attempt for attempt in history.attempts if attempt.begun is not None]
-    given_up = history.now is None and bool(working) and working[-1].stopped is None
-    spans: list[Piece] = []
+    before = {id(outage.new): outage for outage in found}
+    after = {id(outage.old): outage for outage in found}
+    later = _Later(set(), set(), history.durable if _given_up(history) else math.inf, history.end)
+    parts = [_waiting(outage) for outage in found if outage.new is None]
     count: Counter[str] = Counter()
-    for index, attempt in enumerate(working):
-        later = history.attempts[history.attempts.index(attempt) + 1 :]
-        spans += [piece for outage in found if outage.new is attempt for piece in _waiting(outage)]
-        until = min((other.begun for other in working[index + 1 :] if other.begun is not None), default=history.end)
-        died = min((o.begin for o in found if o.old is attempt and attempt.stopped is None), default=None)
-        fates = _fates(attempt, later, history.durable if given_up else None)
-        count.update(fates.values())
-        inside = _work(attempt, fates, _evaluated(later), died)
-        spans += [Piece(p.begin, min(p.end, until), p.kind, p.generation) for p in inside]
-    spans += [piece for outage in found if outage.new is None for piece in _waiting(outage)]
+    for attempt in reversed(history.attempts):  # so that what came later is known
+        if attempt.begun is not None:
+            outage = after.get(id(attempt))
+            died = None if outage is None or attempt.stopped is not None else outage.begin
+            fates = {step.number: later.fate(step.number) for step in attempt.steps}
+            count.update(fates.values())
+            inside = _work(attempt, fates, later.evaluated, died)
+            parts.append([Piece(p.begin, min(p.end, later.begun), p.kind, p.generation) for p in inside])
+            parts.append(_waiting(before[id(attempt)]) if id(attempt) in before else [])
+        later.add(attempt)
+    spans = [piece for part in reversed(parts) for piece in part]
     return Ledger(_paint(history.begin, history.end, spans), count, tuple(found))
 
 
-def _fates(attempt: Attempt, later: tuple[Attempt, ...], durable: int | None) -> dict[int, str]:
-    """What became of each step; `durable` is how many steps the newest snapshot holds, if the run was given up."""
-    again = {step.number for other in later for step in other.steps}
-    kept = min([other.loaded for other in later if other.generation is not None], default=None)
-    kept = min([limit for limit in (kept, durable) if limit is not None], default=None)
-    fates = {
-        step.number: "lost" if kept is not None and step.number >= kept else "productive" for step in attempt.steps
-    }
-    return fates | dict.fromkeys(fates.keys() & again, "replayed")
+@dataclass
+class _Later:
+    """What the attempts after one did: their steps and evaluations, the fewest steps that one of them found done, and
+    when the first of them began to train."""
+
+    steps: set[int]
+    evaluated: set[int | None]
+    found_done: float
+    begun: int
+
+    def fate(self, step: int) -> str:
+        if step in self.steps:
+            return "replayed"
+        return "lost" if step >= self.found_done else "productive"
+
+    def add(self, attempt: Attempt) -> None:
+        self.steps |= {step.number for step in attempt.steps}
+        self.evaluated |= {whole(e, "epoch") for w in attempt.workers for e in w.events if e["event"] == "epoch"}
+        if attempt.generation is not None:
+            self.found_done = min(self.found_done, attempt.loaded)
+        if attempt.begun is not None:
+            self.begun = min(self.begun, attempt.begun)
 
 
-def _evaluated(attempts: tuple[Attempt, ...]) -> set[int | None]:
-    return {whole(e, "epoch") for a in attempts for w in a.workers for e in w.events if e["event"] == "epoch"}
+def _given_up(history: History) -> bool:
+    """Whether nobody went on after the last death; then all is lost that no snapshot holds."""
+    working = [attempt for attempt in history.attempts if attempt.begun is not None]
+    return history.now is None and bool(working) and working[-1].stopped is None
 
 
 def _waiting(outage: Outage) -> list[Piece]:

@@ -71,8 +71,7 @@ def _idle(history: History, outage: Outage) -> list[Span]:
                      else attempt.born for attempt in outage.starts), default=outage.end)  # fmt: skip
         spans.append((outage.begin, min(max(first, outage.begin), outage.end)))
     for launched in sorted({attempt.launched for attempt in outage.starts if attempt.launched is not None}):
-        earlier = [worker for worker in history.workers if (worker.launched or worker.born) < launched]
-        ended = max([outage.begin, *(worker.ended for worker in earlier)])
-        if ended < launched <= outage.end and earlier:
+        earlier = history.heard_of(before=launched)
+        if earlier is not None and (ended := max(outage.begin, earlier)) < launched <= outage.end:
             spans.append((ended, launched))
     return spans

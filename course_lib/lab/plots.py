@@ -71,7 +71,10 @@ def _largest(differences: list[float]) -> float:
 def starts(events: list[Event]) -> list[Start]:
     """The starts of a run in order; one that died before it had a generation counts if a fault tells of it."""
     numbers = {e["generation"] for e in events if e["event"] in ("step", "snapshot_loaded")}
-    groups = [[e for e in events if e.get("generation") == number] for number in numbers]
+    told: dict[int | None, list[Event]] = {}
+    for event in events:
+        told.setdefault(event.get("generation"), []).append(event)
+    groups = [told[number] for number in numbers]
     groups += [[e] for e in events if e["event"] == "fault" and e.get("generation") is None]
     found: list[Start] = []
     for group in sorted(groups, key=lambda group: group[0]["t"]):

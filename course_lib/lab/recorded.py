@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from course_lib.engine import SnapshotStore, UsageError
@@ -29,6 +30,10 @@ def read_history(run_dir: Path | str, look: bool = True) -> History:
     folder = Path(run_dir) / "events"
     if not folder.is_dir():
         raise UsageError(f"{run_dir} holds no run: there is no folder `events` in it; give the --run-dir of a run")
+    try:
+        list(folder.iterdir())  # glob takes what it may not read for empty
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}; make it readable") from None
     for path in folder.glob("*.jsonl"):
         if not path.is_file() or not os.access(path, os.R_OK):
             raise UsageError(
@@ -49,7 +54,9 @@ def read_history(run_dir: Path | str, look: bool = True) -> History:
         )
     workers = [worker for name, events in files.items() for worker in workers_of(name, events)]
     alive = look and _alive(Path(run_dir), workers)
-    return History(attempts_of(workers), round(time.time() * 1e6) if alive else None, _durable(Path(run_dir)), bad)
+    now = round(time.time() * 1e6)
+    found = History(attempts_of(workers), now if alive else None, _durable(Path(run_dir)), bad)
+    return replace(found, ahead_us=max(0, found.end - now))
 
 
 def _sound(event: Event) -> Event:

@@ -8,6 +8,7 @@ changed its number of ranks, or that is still going on, which is reported as of 
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,11 @@ class Report:
         """What a reader of the figures should know."""
         back = sum(worker.back_us for worker in self.history.workers) / 1e6
         lost, bad = self.ledger.steps["lost"], self.history.bad_lines
+        ahead = self.history.ahead_us / 1e6
         found = [
             f"{bad} line{'s' * (bad != 1)} of the event logs could not be read" if bad else "",
             f"clocks were set back, by {back:.3f} s in all: times near that are off by as much" if back > 0.001 else "",
+            f"the last event is dated {ahead:.0f} s ahead of this machine's time" if ahead > 60 else "",
             f"{lost} step{'s' * (lost != 1)} were lost and not done again" if lost else "",
             *self._differences(),
         ]
@@ -113,7 +116,7 @@ def examine(run_dir: Path | str, look: bool = True) -> Report:
     history = read_history(run_dir, look)
     ledger = ledger_of(history)
     found = tuple(recoveries(ledger.outages))
-    return Report(str(run_dir), history, ledger, found, read_events(run_dir).events)
+    return Report(_readable(run_dir), history, ledger, found, read_events(run_dir).events)
 
 
 def headline(report: Report) -> str:
@@ -157,6 +160,11 @@ def _recovery_table(report: Report) -> list[str]:
     return [*lines, ""]
 
 
+def _readable(path: Path | str) -> str:
+    """A path in letters that can be printed and written, whatever bytes it has."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 class _Parser(argparse.ArgumentParser):
     """A mistake is one line."""
 
@@ -173,20 +181,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there, too")
     options = parser.parse_args(argv)
+    target = options.html or options.run_dir / "report.html"
+    engines = options.run_dir / "report.json"
+    files = [path.resolve() for path in (engines, target, options.json) if path is not None]
+    if len(set(files)) < len(files):
+        raise UsageError(f"--html and --json must be two files, and not the engine's {engines}: give another path")
     report = examine(options.run_dir)
     print(text(report), flush=True)
     from course_lib.lab.report_page import page  # here, since it imports what draws: the numbers come at once
 
-    target = options.html or options.run_dir / "report.html"
     written = {target: page(report)}
     if options.json is not None:
         written[options.json] = json.dumps(report.as_json(), indent=1) + "\n"
     for path, content in written.items():
         try:
-            path.write_text(content)
+            path.write_text(content, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-        print(f"wrote {path}", flush=True)
+        print(f"wrote {_readable(path)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ def ledger_figure(history: History, ledger: Ledger) -> NotebookFigure:
     _draw_pieces(ax, 0, coarse(ledger.pieces, ledger.wall), zero)
     for row, rank in enumerate(ranks, 1):
         for worker in (worker for worker in history.workers if worker.rank == rank):
-            own = [Piece(max(p.begin, worker.born), min(p.end, worker.ended), p.kind) for p in ledger.pieces]
-            _draw_pieces(ax, row, coarse([p for p in own if p.begin < p.end], ledger.wall), zero)
+            _draw_pieces(ax, row, coarse(ledger.within(worker.born, worker.ended), ledger.wall), zero)
     _mark_generations(ax, history, ledger.wall / 1e6, len(ranks) + 0.45)
     for outage in ledger.outages:
         if outage.died is not None:

@@ -17,13 +17,11 @@ without which the loss of rank 0's node is not always survived.
 """
 
 import argparse
-import importlib
 import logging
 import os
 import signal
 import sys
 import tempfile
-import threading
 import uuid
 from pathlib import Path
 
@@ -35,8 +33,6 @@ from torch.distributed.launcher.api import elastic_launch
 from course_lib.engine import warm
 from course_lib.engine.entry import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LEAVING, _say
 from course_lib.engine.watchdog import AGENT, STOP_SIGNALS
-
-_QUIET_S = 3.0  # by then the workers have started, and the agent has time for an import
 
 
 def main() -> int:
@@ -92,10 +88,6 @@ def _launch_warm(args: argparse.Namespace, preload: str) -> None:
     warm.prepare(args.training_script, args.module, [name for name in preload.split(",") if name])
     # torch prints the agent's own traceback for each worker that ends; the worker has said why.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
-    # The first failure is formatted by code that imports this, which takes a second; better now than then.
-    timer = threading.Timer(_QUIET_S, importlib.import_module, ["torch._dynamo"])
-    timer.daemon = True
-    timer.start()
     elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
 
 

@@ -66,7 +66,7 @@ def test_sizes_and_parts_are_those_of_the_simulation() -> None:
     }
     said = words(fig08_scale.sizes(found))
     assert {"8", "1,024", "+ warm spares: 99 %"} <= set(said) and any(text.startswith("nothing: ") for text in said)
-    figure = fig08_scale.where(found[1024])
+    figure = fig08_scale.where(found, 1024)
     widths = [patch.get_width() for patch in figure.axes[0].patches]  # type: ignore[attr-defined]
     assert sum(widths) == pytest.approx(100 * len(scale.MEASURES))
     assert {"■ waiting", "+ hot spares"} <= set(words(figure)) and rgb(VERMILION) in colors(figure)

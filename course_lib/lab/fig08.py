@@ -96,9 +96,10 @@ def curve(run: Path | str, found: Constants, every: int) -> NotebookFigure:
     figure, (ax,) = figure_of(4.0)
     at = np.geomspace(found.pace_s, 30 * interval_s, 300).tolist()
     ax.set_xscale("log")
-    for words, (color, stall_s, write_s) in ways.items():
+    for line, (words, (color, stall_s, write_s)) in enumerate(ways.items()):
         costs = {"mtbf_s": mtbf_s, "stall_s": stall_s, "recovery_s": recovery_s, "write_s": write_s}
-        _draw_curve(ax, at, [share * goodput(x, **costs) for x in at], color, words)
+        ax.plot(at, [share * goodput(x, **costs) for x in at], color=color, lw=2, zorder=3)
+        ax.text(0.02, 0.19 - 0.07 * line, f"— {words}", transform=ax.transAxes, color=color, size=9, weight="bold")
         three = young(stall_s, mtbf_s), daly(stall_s, mtbf_s), best_interval(stall_s, mtbf_s, write_s)
         mark_three(ax, [(x, share * goodput(x, **costs)) for x in three], color)
     begin, end = window(events_used_once(run))
@@ -116,15 +117,6 @@ def curve(run: Path | str, found: Constants, every: int) -> NotebookFigure:
     ax.set_xlim(at[0], at[-1])
     ax.xaxis.set_major_formatter(lambda x, place: f"{x:g}")
     return figure
-
-
-def _draw_curve(ax: Axes, at: Sequence[float], values: Sequence[float], color: str, words: str) -> None:
-    """A curve and its words: above it where it falls, or below it where it rises."""
-    ax.plot(at, values, color=color, lw=2, zorder=3)
-    above = color == BLUE
-    place, offset = (int(0.72 * len(at)), (6, 4)) if above else (int(0.05 * len(at)), (8, -8))
-    ax.annotate(words, (at[place], values[place]), offset, textcoords="offset points", color=color, ha="left",
-                va="bottom" if above else "top", weight="bold", size=9)  # fmt: skip
 
 
 def mark_three(ax: Axes, points: Sequence[tuple[float, float]], color: str) -> None:

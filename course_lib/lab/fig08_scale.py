@@ -30,7 +30,7 @@ def causes(least: int = 3) -> NotebookFigure:
         kind = "the processes alone" if cause in llama3.PROCESS_CAUSES else kind
         ax.barh(row, count, height=0.72, color=GREY if cause.startswith("others") else takes[kind])
         ax.text(count + 1.5, row, str(count), va="center", size=9)
-    for line, (words, color) in enumerate(takes.items()):
+    for line, (words, color) in enumerate([*takes.items(), ("one of these", "#777777")]):
         ax.text(0.6, 0.3 - 0.09 * line, f"■ takes {words}", color=color, transform=ax.transAxes, weight="bold")
     ax.set_yticks(range(len(bars)), list(bars))
     ax.set(xlabel="interruptions in 54 days", ylim=(len(bars) - 0.4, -0.6), xlim=(0, 165))
@@ -100,8 +100,9 @@ def sizes(found: Scaled) -> NotebookFigure:
     return figure
 
 
-def where(outcomes: Mapping[str, Outcome]) -> NotebookFigure:
+def where(found: Scaled, gpus: int) -> NotebookFigure:
     """Where the time of one size goes, a bar for each measure."""
+    outcomes = found[gpus]
     figure, (ax,) = figure_of(3.0)
     for row, outcome in enumerate(outcomes.values()):
         left = 0.0
@@ -118,6 +119,6 @@ def where(outcomes: Mapping[str, Outcome]) -> NotebookFigure:
                 weight="bold", va="bottom")  # fmt: skip
         x += 0.014 * len(part) + 0.05
     ax.set_yticks(range(len(outcomes)), [name if name == "nothing" else f"+ {name}" for name in outcomes])
-    ax.set(ylim=(len(outcomes) - 0.4, -0.6), xlim=(0, 100), xlabel="% of the time")
+    ax.set(ylim=(len(outcomes) - 0.4, -0.6), xlim=(0, 100), xlabel=f"% of the time of {gpus:,} GPUs")
     ax.tick_params(left=False)
     return figure

@@ -36,7 +36,7 @@ def test_measured_and_predicted_are_two_whole_bars(run: Path) -> None:
 
 def test_the_curve_has_both_ways_and_the_run(run: Path) -> None:
     figure = fig08.curve(run, constants(run), every=3)
-    assert {"written while it trains", "training waits for the write", "your run"} <= set(words(figure))
+    assert {"— written while it trains", "— training waits for the write", "your run"} <= set(words(figure))
     stars = [line for line in figure.axes[0].lines if line.get_marker() == "*"]
     assert len(stars) == 1 and stars[0].get_xdata()[0] == pytest.approx(3 * test_n08.PACE)  # type: ignore[index]
     assert [line.get_marker() for line in figure.axes[0].lines].count("s") == 2

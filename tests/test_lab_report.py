@@ -18,10 +18,11 @@ from matplotlib.text import Text
 from run_tools import event, life, write
 
 from course_lib.engine import UsageError, read_events
+from course_lib.lab.account import Report, examine
 from course_lib.lab.history import Event
 from course_lib.lab.ledger import KINDS, MOST_UNATTRIBUTED, Piece, check_ledger
 from course_lib.lab.plots import NotebookFigure
-from course_lib.lab.report import Report, examine, main, text
+from course_lib.lab.report import main, text
 from course_lib.lab.report_figures import coarse, ledger_figure, loss_figure, recovery_figure
 from course_lib.lab.report_page import page
 

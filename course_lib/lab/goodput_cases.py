@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from course_lib.engine import UsageError, run
+from course_lib.lab.account import examine
 from course_lib.lab.anatomy import PHASES
 from course_lib.lab.job import Job
 from course_lib.lab.launch import start
-from course_lib.lab.report import examine
 from course_lib.lab.report_figures import coarse
 
 AGENT = "python -m course_lib.engine.launch --standalone --nproc-per-node 2"

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from course_lib.engine.report import steps_replayed, surviving_steps
+from course_lib.lab.account import Report, examine
 from course_lib.lab.claims import BrokenRecord, events_used_once
 from course_lib.lab.constants import Constants, measure, measured_goodput, window
-from course_lib.lab.report import Report, examine
 from course_lib.lab.simulator import replay
 
 # The parts of the time from the first step to the last, and the ledger's kinds that each is made of.

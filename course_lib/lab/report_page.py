@@ -3,10 +3,10 @@
 from base64 import b64encode
 from html import escape
 
+from course_lib.lab.account import Report, headline
 from course_lib.lab.anatomy import medians
 from course_lib.lab.ledger import KINDS
 from course_lib.lab.plots import NotebookFigure
-from course_lib.lab.report import Report, headline
 from course_lib.lab.report_figures import (
     KIND_COLORS,
     MOST_RECOVERIES,

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.engine import UsageError, run
+from course_lib.lab.account import examine
 from course_lib.lab.anatomy import medians
 from course_lib.lab.job import Job
 from course_lib.lab.launch import start
-from course_lib.lab.report import examine
 
 BENCH = Path(__file__).resolve().parent
 OURS = f"{BENCH.parent / 'ddp_torchrun.py'} --epochs 100000 --snapshot-every 10 --device cpu"

@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course_lib.engine import read_events
 from course_lib.engine.report import surviving_steps
+from course_lib.engine.runlog import log_files
 from course_lib.lab import lineup
 from course_lib.lab.plots import BLUE, DARK, GREEN, GREY, VERMILION, NotebookFigure
 
@@ -29,7 +30,7 @@ def _axes(height: float, heights: tuple[int, ...] = (1,)) -> tuple[NotebookFigur
 
 def _processes(run: Path | str) -> list[list[Event]]:
     """The events of each worker process, in the order of their births; one that recorded no generation is left out."""
-    files = [path.read_text().splitlines() for path in (Path(run) / "events").glob("*.jsonl")]
+    files = [path.read_text().splitlines() for path in log_files(run)]
     lives = [[json.loads(line) for line in lines if line.endswith("}")] for lines in files]
     return sorted((life for life in lives if life), key=lambda life: float(life[0]["t"]))
 

@@ -5,13 +5,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import nbformat
+import psutil
 from helpers import GRACE, Completed, Env, child_env, describe, kill_all, launch, leftovers
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
@@ -135,7 +136,7 @@ class Kernel:
     def processes(self) -> list[Any]:
         """What the kernel has started, itself and its guard left out."""
         own = self.manager.provisioner.pid  # type: ignore[union-attr]
-        return [p for p in leftovers(self.mark) if p.pid != own and "processes.py" not in " ".join(p.cmdline())]
+        return [process for process in leftovers(self.mark) if process.pid != own and not _is_guard(process)]
 
     def assert_nothing_is_left(self) -> None:
         """All that the kernel has started is gone after the grace."""
@@ -143,6 +144,12 @@ class Kernel:
         while (left := self.processes()) and time.monotonic() < limit:
             time.sleep(0.05)
         assert not left, list(map(describe, left))
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has ended since it was listed
+        return "processes.py" in " ".join(process.cmdline())
+    return False
 
 
 @contextmanager

@@ -309,6 +309,11 @@ def test_the_parts_add_up_to_the_wall_time(cluster: SimulatedCluster, interval: 
     assert bool(((found.goodput >= 0) & (found.goodput <= 1 + 1e-12)).all())
 
 
+def test_a_number_of_numpys_is_a_number() -> None:
+    cluster = SimulatedCluster(np.int64(4), np.float64(1e6))  # type: ignore[arg-type]
+    assert simulate(cluster, np.float32(60.0), 1, np.int32(2)).failures.shape == (2,)  # type: ignore[arg-type]
+
+
 def test_a_seed_gives_the_same_outcome_again() -> None:
     cluster = SimulatedCluster(8, 50 * HOUR, shape=0.7, process_mtbf_s=90 * HOUR, rack_nodes=2, rack_mtbf_s=300 * HOUR)
     one, same, other = (simulate(cluster, 900.0, 10, runs=5, seed=seed) for seed in (4, 4, 5))

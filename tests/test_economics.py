@@ -19,6 +19,7 @@ from course_lib.lab.economics import (
     wall_time,
     young,
 )
+from course_lib.lab.simulator import replay, simulate
 
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -145,6 +146,16 @@ def test_a_snapshot_that_is_due_while_one_is_written_is_left_out() -> None:
         (lambda: wall_time(-5.0, 1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0), "work_s"),
         (lambda: wall_time(math.nan, 1.0, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0), "work_s"),
         (lambda: longest_recovery(1.0, 10.0, mtbf_s=10.0, stall_s=1.0), "target"),
+        (lambda: longest_recovery("1", 10.0, mtbf_s=10.0, stall_s=1.0), "target"),  # type: ignore[arg-type]
+        (lambda: young("60", 1.0), "stall_s"),  # type: ignore[arg-type]
+        (lambda: daly(1.0, None), "mtbf_s"),  # type: ignore[arg-type]
+        (lambda: goodput(1e-310, mtbf_s=1.0, stall_s=1.0, recovery_s=1.0, write_s=60.0), "interval_s"),
+        (lambda: replay([1.0, math.nan], 10.0, 1.0, stall_s=0.0, recovery_s=0.0), "failure_1"),
+        (lambda: replay([-5.0], 10.0, 1.0, stall_s=0.0, recovery_s=0.0), "failure_0"),
+        (lambda: simulate(SimulatedCluster(8, math.inf), 100.0, days=math.inf), "days"),
+        (lambda: simulate(SimulatedCluster(8, 1e6), "x"), "interval_s"),  # type: ignore[arg-type]
+        (lambda: SimulatedCluster("8", 1e6), "nodes must .*, not '8'"),  # type: ignore[arg-type]
+        (lambda: SimulatedCluster(8, 1e6, shape="1"), "shape"),  # type: ignore[arg-type]
         (lambda: SimulatedCluster(nodes=1, node_mtbf_s=1e5, stall_s=math.inf), "stall_s"),
         (lambda: SimulatedCluster(nodes=1, node_mtbf_s=1e5, repair_s=math.inf), "repair_s"),
     ],

@@ -41,6 +41,15 @@ Launch = Callable[..., helpers.Completed]
 # --- one process ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("body", "code"), [("print('done')", 0), ("raise UsageError('x')", 2)])
+def test_closed_streams_change_no_exit_code(launch: Launch, tmp_path: Path, body: str, code: int) -> None:
+    script = tmp_path / "closed.py"
+    script.write_text(f"from course_lib.engine import UsageError, run\n\ndef main():\n    {body}\n\nrun(main)\n")
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        done = launch(["sh", "-c", f'exec "$0" "$1" {closed}', sys.executable, script])
+        assert done.returncode == code, (closed, done.tail())
+
+
 def end_with(rank: int, outcome: Any) -> None:
     def main() -> object:
         if isinstance(outcome, BaseException):

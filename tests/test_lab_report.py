@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -46,6 +47,7 @@ def crash(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
 def test_a_run_is_reported_while_it_goes_on(crash: tuple[Path, Report]) -> None:
     _, live = crash
     assert live.state == "running" and live.history.now is not None
+    assert not any("engine" in note or "unattributed" in note for note in live.notes())
     assert sum(live.ledger.totals().values()) == live.history.now - live.history.begin
     assert len(live.recoveries) == 1 and live.ledger.steps["productive"] >= 31
 
@@ -145,9 +147,34 @@ def test_what_is_no_run_is_refused_in_one_line(launch: Callable[..., Completed],
     run_dir = write(tmp_path / "run", life(range(2)))
     with pytest.raises(UsageError, match="cannot write .*page.html: No such file"):
         main([str(run_dir), "--html", str(tmp_path / "no" / "page.html")])
-    for options in (["--html", "a", "--json", "./a"], ["--json", f"{run_dir}/../run/report.json"]):
+    theirs = write(tmp_path / "theirs", life(range(2)))
+    for options in (
+        ["--html", "a", "--json", "./a"],
+        ["--json", f"{run_dir}/../run/report.json"],
+        ["--json", f"{theirs}/report.json"],
+        ["--html", f"{theirs}/events/h-0.jsonl"],
+    ):
         with pytest.raises(UsageError, match="give another path"):
             main([str(run_dir), *options])
+    (tmp_path / "loop").symlink_to("loop")
+    for odd in ("loop", "x" * 300):
+        with pytest.raises(UsageError, match="cannot read"):
+            main([str(tmp_path / odd)])
+    target = tmp_path / "page.html"
+    (tmp_path / "link").symlink_to(target)
+    main([str(run_dir), "--html", str(tmp_path / "link"), "--json", "/dev/null"])
+    assert target.is_file() and (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 5
+
+
+def test_who_reads_no_more_and_a_disk_that_is_full(launch: Callable[..., Completed], tmp_path: Path) -> None:
+    run_dir = write(tmp_path / "r\u00e9", life(range(2)))
+    command = f"{shlex.quote(sys.executable)} -m course_lib.lab.report {shlex.quote(str(run_dir))}"
+    done = launch(["bash", "-c", f'{command} | true; exit "${{PIPESTATUS[0]}}"'])
+    assert (done.returncode, done.output) == (0, "")
+    done = launch(["bash", "-c", f"{command} > /dev/full"])
+    assert done.returncode == 2 and done.output == "error: cannot print: No space left on device\n"
+    done = launch(["bash", "-c", f"PYTHONIOENCODING=ascii {command}"])
+    assert done.returncode == 0 and done.output.splitlines()[-1].endswith("r?/report.html")
 
 
 def test_a_directory_may_have_any_name_and_must_be_readable(launch: Callable[..., Completed], tmp_path: Path) -> None:
@@ -161,12 +188,13 @@ def test_a_directory_may_have_any_name_and_must_be_readable(launch: Callable[...
         if shutil.which("setpriv") is None:
             pytest.skip("root may read everything, and there is no setpriv")
         command = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *command]
-    (run_dir / "events").chmod(0)
-    try:
-        done = launch(command)
-    finally:
-        (run_dir / "events").chmod(0o700)
-    assert done.returncode == 2 and "Permission denied" in done.output and done.output.count("\n") == 1
+    for folder, mode in ((run_dir, 0), (run_dir / "events", 0), (run_dir / "events", 0o400)):
+        folder.chmod(mode)
+        try:
+            done = launch(command)
+        finally:
+            folder.chmod(0o700)
+        assert done.returncode == 2 and done.output.startswith("error: ") and done.output.count("\n") == 1
 
 
 def test_clocks_that_are_wrong_and_steps_longer_than_a_life(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def write(run_dir: Path, name: str, *lines: object) -> None:
 
 
 def event(name: str, generation: int, step: int = 0) -> dict[str, object]:
-    return {"event": name, "generation": generation, "step": step, "t": 1.0, "rank": 0}
+    return {"event": name, "generation": generation, "step": step, "t": 1.0, "rank": 0, "world_size": 2}
 
 
 def test_the_last_words_are_read_from_the_ends_of_all_logs(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def life(generation: int, steps: range, began: float, world_size: int = 2) -> li
 # Six steps, a snapshot after four, a kill in step 6; the second life does steps 4 and 5 again on three ranks.
 KILLED = [
     *life(1, range(6), began=100.0),
-    event("fault", 108.5, rank=1, kind="kill", step=6),
+    event("fault", 108.5, rank=1, kind="kill", at="forward", step=6),
     *life(2, range(4, 10), began=110.0, world_size=3),
 ]
 

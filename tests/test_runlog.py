@@ -60,7 +60,7 @@ def test_nothing_is_on_disk_before_open_and_all_of_it_after(tmp_path: Path) -> N
 @pytest.mark.parametrize("event", ["fault", "error"])
 def test_what_may_be_the_last_word_is_written_at_once(tmp_path: Path, event: str) -> None:
     log = RunLog(tmp_path)
-    log(event, kind="kill")
+    log(event, kind="kill", at="load", step=0)
     assert [e["event"] for e in read_events(tmp_path).events] == ["process_start", "imported", event]
 
 
@@ -136,7 +136,7 @@ def test_a_log_that_cannot_be_written_costs_one_line(
     log.open()
     for step in range(3):
         log("step", step=step)
-    log("fault", kind="kill")
+    log("fault", kind="kill", at="load", step=0)
     log.open()
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("rank 0: no event log any more: [Errno ")
@@ -200,6 +200,10 @@ BROKEN = [
     line(generation=[]),
     *(line(event="step", step=7, seconds=odd) for odd in (None, "1", [], float("inf"), -1.0, 10**400)),
     line(event="step", step=7, loss="low"),
+    *(line(**({"event": "snapshot_loaded", "step": 7} | odd)) for odd in ({"step": None}, {"world_size": "2"})),
+    line(event="snapshot_loaded", step=7, generation=None),
+    *(line(**({"event": "fault", "kind": "kill", "at": "load", "step": 0} | odd)) for odd in ({"kind": {}}, {"at": 1})),
+    line(event="fault", kind="kill", at="load"),
 ]
 
 
@@ -236,7 +240,7 @@ def test_noise_costs_no_good_line(tmp_path_factory: pytest.TempPathFactory, nois
 def test_the_files_of_all_processes_are_merged_by_time(tmp_path: Path) -> None:
     assert read_events(tmp_path).events == []
     write(tmp_path, b"\n".join([line(t=1.0), line(t=3.0, n=0), line(t=3.0, n=1)]), "a-1.jsonl")
-    write(tmp_path, line(t=2.0, event="fault") + b"\n\n", "b-1.jsonl")
+    write(tmp_path, line(t=2.0, event="fault", kind="kill", at="load", step=0) + b"\n\n", "b-1.jsonl")
     write(tmp_path, b"somebody's notes", "notes.txt")
     read = read_events(tmp_path)
     assert [e["t"] for e in read.events] == [1.0, 2.0, 3.0, 3.0]

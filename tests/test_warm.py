@@ -95,6 +95,13 @@ def test_a_script_may_end_as_it_likes(tmp_path: Path, ending: str, code: int) ->
     assert ("ZeroDivisionError" in done.output) == (ending == "1 / 0")
 
 
+def test_closed_streams_are_no_workers_output(tmp_path: Path) -> None:
+    script = write(tmp_path / "speak.py", f"print('x' * 9, file=open({str(tmp_path / 'said')!r}, 'a')), print('y')")
+    started = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command(script)]
+    done = helpers.launch(started, 120, helpers.torchrun_env())
+    assert (done.returncode, done.output) == (0, "") and (tmp_path / "said").read_text().split() == ["x" * 9] * 2
+
+
 def test_bad_input_is_said_once_and_is_2(tmp_path: Path) -> None:
     done = run(SCRIPT, "--epochs", 0, run_dir=tmp_path, max_restarts=3)
     assert done.returncode == 2, done.tail()

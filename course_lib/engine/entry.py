@@ -64,7 +64,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         RunLog.current("left", code=code)
     _leave_code(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError, AttributeError):  # nobody reads it; a closed one is None
             stream.flush()
     os._exit(code)
 
@@ -82,7 +82,7 @@ def _local_rank() -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it any more
+    with suppress(OSError, ValueError, AttributeError):  # nobody reads it; a closed one is None
         sys.stderr.write(text + "\n")  # one write, so that the lines of two ranks don't tear
 
 

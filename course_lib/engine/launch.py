@@ -37,6 +37,9 @@ from course_lib.engine.watchdog import AGENT, STOP_SIGNALS
 
 def main() -> int:
     """Be an agent, and say what became of its workers."""
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(__doc__)  # torchrun's options follow
+    _open_closed_streams()
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.pop(AGENT, None)  # of a launch around this one
     signal.signal(signal.SIGUSR1, lambda *_: signal.raise_signal(signal.SIGTERM))  # Slurm's warning, deadly to torchrun
@@ -57,6 +60,15 @@ def main() -> int:
         else:
             return 0
         return outcome(Path(directory))
+
+
+def _open_closed_streams() -> None:
+    """Let no file of ours become a worker's standard input or output because somebody has closed these."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
 
 
 def _ours(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -88,7 +100,10 @@ def _launch_warm(args: argparse.Namespace, preload: str) -> None:
     warm.prepare(args.training_script, args.module, [name for name in preload.split(",") if name])
     # torch prints the agent's own traceback for each worker that ends; the worker has said why.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
-    elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
+    try:
+        elastic_launch(config, warm.work)(args.training_script, args.module, *args.training_script_args)
+    except ChildFailedError as error:  # torch names it after our function
+        raise ChildFailedError(args.training_script, error.failures) from None
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -132,15 +132,21 @@ def read_events(run_dir: str | Path) -> Events:
     return Events(sorted(events, key=lambda event: event["t"]), bad)
 
 
+# What events of a kind have beside that which all have.
+_NUMBERS = {"step": ("step",), "snapshot_loaded": ("step", "generation", "world_size"), "fault": ("step",)}
+_WORDS = {"fault": ("kind", "at")}
+
+
 def checked(event: Any) -> Event:
     """The event, if it has what readers rely on; else one of the errors that bad JSON gives."""
-    generation = 0 if event["generation"] is None else event["generation"]
-    seconds, step = event.get("seconds", 0), event["step"] if event["event"] == "step" else 0
-    if not isinstance(event["event"], str) or not isinstance(event.get("loss", 0), (int, float)):
-        raise ValueError("a name or a loss is missing")
-    numbers = (event["t"], event["rank"], generation, step, seconds)
+    name, generation, seconds = event["event"], event["generation"], event.get("seconds", 0)
+    numbers = [event[field] for field in ("t", "rank", *_NUMBERS.get(name, ()))]
+    numbers += [seconds, 0 if generation is None else generation]
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
         raise ValueError("a number is missing")
+    words = [name, *(event[field] for field in _WORDS.get(name, ()))]
+    if not all(isinstance(word, str) for word in words) or not isinstance(event.get("loss", 0), (int, float)):
+        raise ValueError("a name or a loss is missing")
     if seconds < 0:
         raise ValueError("nothing takes less than no time")
     return dict(event)

@@ -11,7 +11,7 @@ from course_lib.engine.report import summarize
 from course_lib.engine.runlog import Event
 from course_lib.lab.anatomy import Recovery, recoveries
 from course_lib.lab.history import History
-from course_lib.lab.ledger import MOST_UNATTRIBUTED, Ledger, ledger_of
+from course_lib.lab.ledger import LONG_US, MOST_UNATTRIBUTED, Ledger, ledger_of
 from course_lib.lab.recorded import read_history
 
 _AGREE_S, _AGREE_SHARE = 0.002, 0.002
@@ -51,15 +51,17 @@ class Report:
         """What a reader of the figures should know."""
         back = sum(worker.back_us for worker in self.history.workers) / 1e6
         lost, bad = self.ledger.steps["lost"], self.history.bad_lines
-        ahead = self.history.ahead_us / 1e6
+        ahead, now = self.history.ahead_us / 1e6, self.history.now
         found = [
             f"{bad} line{'s' * (bad != 1)} of the event logs could not be read" if bad else "",
             f"clocks were set back, by {back:.3f} s in all: times near that are off by as much" if back > 0.001 else "",
             f"the last event is dated {ahead:.0f} s ahead of this machine's time" if ahead > 60 else "",
-            f"{lost} step{'s' * (lost != 1)} were lost and not done again" if lost else "",
-            *self._differences(),
+            f"{lost} step{'s' * (lost != 1)} were lost and not done again{' so far' * (now is not None)}"
+            if lost
+            else "",
+            *(self._differences() if now is None else []),  # the engine stops at the last event
         ]
-        if self.ledger.share("unattributed") > MOST_UNATTRIBUTED:
+        if self.ledger.share("unattributed") > MOST_UNATTRIBUTED and self.ledger.wall >= LONG_US:
             found.append(f"more than {MOST_UNATTRIBUTED:.0%} of the time is unattributed: the events do not tell of it")
         return [note for note in found if note]
 
@@ -105,7 +107,7 @@ def examine(run_dir: Path | str, look: bool = True) -> Report:
     history = read_history(run_dir, look)
     ledger = ledger_of(history)
     found = tuple(recoveries(ledger.outages))
-    return Report(readable(run_dir), history, ledger, found, read_events(run_dir).events)
+    return Report(_readable(run_dir), history, ledger, found, read_events(run_dir).events)
 
 
 def headline(report: Report) -> str:
@@ -117,6 +119,6 @@ def headline(report: Report) -> str:
     return words
 
 
-def readable(path: Path | str) -> str:
+def _readable(path: Path | str) -> str:
     """A path in letters that can be printed and written, whatever bytes it has."""
     return os.fsencode(path).decode(errors="replace")

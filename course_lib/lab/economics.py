@@ -8,6 +8,7 @@ lets the recovery begin anew. A snapshot that blocks training until it is on dis
 """
 
 import math
+from numbers import Integral, Real
 
 from course_lib.engine import UsageError
 
@@ -103,8 +104,8 @@ def longest_recovery(target: float, interval_s: float, *, mtbf_s: float, stall_s
 
     Without failures, any is (infinite), or none (minus infinite).
     """
-    if not 0 < target < 1:
-        raise UsageError(f"target must be between 0 and 1, not {target}")
+    if not isinstance(target, Real) or not 0 < target < 1:
+        raise UsageError(f"target must be between 0 and 1, not {target!r}")
     most = goodput(interval_s, mtbf_s=mtbf_s, stall_s=stall_s, recovery_s=0.0, write_s=write_s)
     if math.isinf(mtbf_s):
         return math.inf if most >= target else -math.inf
@@ -121,25 +122,27 @@ def spacing(interval_s: float, write_s: float) -> float:
     refuse_zero(interval_s=interval_s)
     if math.isinf(interval_s):
         raise UsageError("interval_s must be finite")
+    if math.isinf(write_s / interval_s):
+        raise UsageError(f"interval_s must be longer beside a write of {write_s} s, not {interval_s}")
     return interval_s * max(1, math.ceil(write_s / interval_s - 1e-9))  # 0.3 / 0.1 is a little above 3
 
 
 def refuse_negative(**values: float) -> None:
     """Refuse what is below 0, infinite or not a number."""
     for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{name} must be at least 0 and finite, not {value}")
+        if not isinstance(value, Real) or not 0 <= value < math.inf:
+            raise UsageError(f"{name} must be at least 0 and finite, not {value!r}")
 
 
 def refuse_zero(**values: float) -> None:
     """Refuse what is not above 0."""
     for name, value in values.items():
-        if not value > 0:
-            raise UsageError(f"{name} must be above 0, not {value}")
+        if not isinstance(value, Real) or not value > 0:
+            raise UsageError(f"{name} must be above 0, not {value!r}")
 
 
 def refuse_fraction(least: int, **values: int) -> None:
     """Refuse what is no whole number of at least `least`."""
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UsageError(f"{name} must be a whole number of at least {least}, not {value}")
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")

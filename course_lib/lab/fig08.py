@@ -107,14 +107,14 @@ def curve(run: Path | str, found: Constants, every: int) -> NotebookFigure:
     chance = simulate(job, interval_s, (end - begin) / DAY_S, runs=500).goodput
     low, high = share * np.quantile(chance, [0.1, 0.9])
     ax.plot([interval_s] * 2, [low, high], color=GREY, lw=7, solid_capstyle="butt", zorder=2)
-    ax.text(interval_s * 1.12, low, "eight of ten\njobs so short", color=DARK, size=9, va="top")
+    ax.text(interval_s * 1.12, max(low, 12), "eight of ten\njobs so short", color=DARK, size=9, va="top")
     mine = 100 * goodput_of(run)
     ax.plot(interval_s, mine, "*", color=VERMILION, ms=17, mec="white", zorder=6)
     y, va = (mine - 4, "top") if mine < low else (max(high, mine + 3) + 1, "bottom")
     ax.text(interval_s, y, "your run", color=VERMILION, weight="bold", ha="center", va=va)
     ax.text(0.02, 0.05, THREE, transform=ax.transAxes, color=DARK)
     ax.set(xlabel="seconds of training between two snapshots", ylabel="goodput in %", ylim=(0, 100))
-    ax.set_xlim(at[0], at[-1])
+    ax.set_xlim(at[0] / 1.7, at[-1])
     ax.xaxis.set_major_formatter(lambda x, place: f"{x:g}")
     return figure
 

@@ -9,10 +9,11 @@ from course_lib.lab import llama3, scale
 from course_lib.lab.economics import best_interval, daly, goodput, young
 from course_lib.lab.fig05 import ORANGE, PURPLE, SKY, figure_of
 from course_lib.lab.fig08 import THREE, mark_three
-from course_lib.lab.plots import BLUE, DARK, GREEN, GREY, VERMILION, NotebookFigure
+from course_lib.lab.plots import BLUE, DARK, GREEN, VERMILION, NotebookFigure
+from course_lib.lab.report_figures import SLATE
 from course_lib.lab.simulator import Outcome, simulate
 
-PART_COLORS = {"productive": GREEN, "stalled": PURPLE, "replayed": ORANGE, "recovering": VERMILION, "waiting": GREY}
+PART_COLORS = {"productive": GREEN, "stalled": PURPLE, "replayed": ORANGE, "recovering": VERMILION, "waiting": SLATE}
 MEASURE_COLORS = dict(zip(scale.MEASURES, ("#777777", VERMILION, ORANGE, SKY, BLUE), strict=True))
 Scaled = Mapping[int, Mapping[str, Outcome]]
 _NODES_RUNS = 30_000  # nodes times runs: as many as take a second or two
@@ -28,10 +29,10 @@ def causes(least: int = 3) -> NotebookFigure:
     for row, (cause, count) in enumerate(bars.items()):
         kind = "a rack" if cause in llama3.RACK_CAUSES else "a node"
         kind = "the processes alone" if cause in llama3.PROCESS_CAUSES else kind
-        ax.barh(row, count, height=0.72, color=GREY if cause.startswith("others") else takes[kind])
+        ax.barh(row, count, height=0.72, color=SLATE if cause.startswith("others") else takes[kind])
         ax.text(count + 1.5, row, str(count), va="center", size=9)
-    for line, (words, color) in enumerate([*takes.items(), ("one of these", "#777777")]):
-        ax.text(0.6, 0.3 - 0.09 * line, f"■ takes {words}", color=color, transform=ax.transAxes, weight="bold")
+    for line, (words, color) in enumerate([*takes.items(), ("one of these", SLATE)]):
+        ax.text(0.57, 0.3 - 0.09 * line, f"■ takes {words}", color=color, transform=ax.transAxes, weight="bold")
     ax.set_yticks(range(len(bars)), list(bars))
     ax.set(xlabel="interruptions in 54 days", ylim=(len(bars) - 0.4, -0.6), xlim=(0, 165))
     ax.tick_params(left=False)
@@ -110,13 +111,12 @@ def where(found: Scaled, gpus: int) -> NotebookFigure:
             width = 100 * outcome.shares[part]
             ax.barh(row, width, left=left, height=0.7, color=color, ec="white", lw=0.6)
             if width > 3.4:
-                ink = "white" if part in ("productive", "recovering", "stalled") else "black"
+                ink = "black" if part == "replayed" else "white"
                 ax.text(left + width / 2, row, f"{width:.0f}", ha="center", va="center", size=9, color=ink)
             left += width
     x = 0.0
     for part, color in PART_COLORS.items():
-        ax.text(x, 1.02, f"■ {part}", color="#777777" if color == GREY else color, transform=ax.transAxes, size=9,
-                weight="bold", va="bottom")  # fmt: skip
+        ax.text(x, 1.02, f"■ {part}", color=color, transform=ax.transAxes, size=9, weight="bold", va="bottom")
         x += 0.014 * len(part) + 0.05
     ax.set_yticks(range(len(outcomes)), [name if name == "nothing" else f"+ {name}" for name in outcomes])
     ax.set(ylim=(len(outcomes) - 0.4, -0.6), xlim=(0, 100), xlabel=f"% of the time of {gpus:,} GPUs")

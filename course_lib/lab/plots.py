@@ -108,7 +108,8 @@ def _start(group: list[Event], earlier: list[Start], last: bool) -> Start:
 
 def _dead_rank(group: list[Event]) -> str:
     """The rank that did not lose a peer while all others did, else the one that did fewer steps than all others."""
-    ranks = range(group[0]["world_size"])
+    size = next((e["world_size"] for e in group if e["event"] == "snapshot_loaded"), 0)
+    ranks = range(max(size, *(e["rank"] + 1 for e in group)))
     victims = {e["rank"] for e in group if e["event"] == "error" and "PeerLost" in str(e.get("error"))}
     done = [sum(e["event"] == "step" and e["rank"] == rank for e in group) for rank in ranks]
     for suspects in ([r for r in ranks if r not in victims], [r for r in ranks if done[r] == min(done)]):

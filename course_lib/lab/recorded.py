@@ -28,14 +28,16 @@ _START = {"process_start", "imported"}
 def read_history(run_dir: Path | str, look: bool = True) -> History:
     """The history of the run in `run_dir`; UsageError when it holds no events. With `look`, see whether it is alive."""
     folder = Path(run_dir) / "events"
-    if not folder.is_dir():
-        raise UsageError(f"{run_dir} holds no run: there is no folder `events` in it; give the --run-dir of a run")
     try:
         list(folder.iterdir())  # glob takes what it may not read for empty
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{run_dir} holds no run: there is no folder `events` in it; give the --run-dir of a run"
+        ) from None
     except OSError as error:
-        raise UsageError(f"cannot read {folder}: {error.strerror}; make it readable") from None
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from None
     for path in folder.glob("*.jsonl"):
-        if not path.is_file() or not os.access(path, os.R_OK):
+        if not os.access(path, os.R_OK) or not path.is_file():
             raise UsageError(
                 f"{path} is no file that you can read, so a part of the run is missing: move it, or chmod it"
             )

@@ -8,12 +8,15 @@ changed its number of ranks, or that is still going on, which is reported as of 
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from course_lib.engine import UsageError, run
-from course_lib.lab.account import Report, examine, headline, readable
+from course_lib.engine.snapshots.files import temporary_for, withdraw
+from course_lib.lab.account import Report, examine, headline
 from course_lib.lab.anatomy import medians
 from course_lib.lab.ledger import KINDS
 
@@ -70,23 +73,57 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there, too")
     options = parser.parse_args(argv)
     target = options.html or options.run_dir / "report.html"
-    engines = options.run_dir / "report.json"
-    files = [path.resolve() for path in (engines, target, options.json) if path is not None]
-    if len(set(files)) < len(files):
-        raise UsageError(f"--html and --json must be two files, and not the engine's {engines}: give another path")
-    report = examine(options.run_dir)
-    print(text(report), flush=True)
+    try:
+        _refuse_losses([path for path in (target, options.json) if path is not None])
+        report = examine(options.run_dir)
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename or options.run_dir}: {error.strerror or error}") from None
+    _say(text(report))
     from course_lib.lab.report_page import page  # here, since it imports what draws: the numbers come at once
 
     written = {target: page(report)}
     if options.json is not None:
         written[options.json] = json.dumps(report.as_json(), indent=1) + "\n"
     for path, content in written.items():
-        try:
+        _write(path, content)
+        _say(f"wrote {path}")
+
+
+def _refuse_losses(targets: list[Path]) -> None:
+    """Refuse to write over what a run has left, or one thing over the other."""
+    paths = [Path(os.path.realpath(path)) for path in targets]
+    if len(set(paths)) < len(paths):
+        raise UsageError("--html and --json must be two files: give another path")
+    for path in paths:
+        run_dir = path.parent.parent if path.parent.name in ("events", "snapshots") else path.parent
+        if (run_dir / "events").is_dir() and (run_dir != path.parent or path.name == "report.json"):
+            raise UsageError(f"{path} would lie over what the run has left: give another path")
+
+
+def _say(words: str) -> None:
+    try:
+        encoding = sys.stdout.encoding or "utf-8"
+        print(words.encode(encoding, errors="replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        pass  # whoever reads has seen enough, as with `| head`
+    except OSError as error:
+        raise UsageError(f"cannot print: {error.strerror or error}") from None
+
+
+def _write(path: Path, content: str) -> None:
+    """All of it or, on a full disk, what was there before."""
+    real = Path(os.path.realpath(path))  # a link stays one
+    temporary = temporary_for(real)
+    try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
             path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-        print(f"wrote {readable(path)}", flush=True)
+        else:
+            temporary.write_text(content, encoding="utf-8")
+            temporary.replace(real)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        withdraw(temporary)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import numpy as np
 
 from course_lib.engine import UsageError
 from course_lib.lab.cluster import DAY_S, SimulatedCluster
-from course_lib.lab.economics import refuse_fraction, refuse_zero, spacing
+from course_lib.lab.economics import refuse_fraction, refuse_negative, refuse_zero, spacing
 from course_lib.lab.failures import Clocks, Failures, Times, Trace
 
-MOST_FAILURES = 1e6  # in a run; more are a mistake, and would take very long
+MOST_FAILURES = 1e5  # in a run; more are a mistake, and would take very long
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def simulate(
 
     The same arguments give the same outcome. The time grows with nodes x runs x failures, the memory with nodes x runs.
     """
-    refuse_zero(days=days)
+    refuse_zero(days=days, interval_s=interval_s)
+    refuse_negative(days=days)
     refuse_fraction(1, runs=runs)
     refuse_fraction(0, seed=seed)
     if (expected := days * DAY_S / cluster.mtbf_s) > MOST_FAILURES:
@@ -88,7 +89,8 @@ def replay(
     write_s: float = 0.0,
 ) -> Outcome:
     """What the simulator makes of one job of `wall_s` seconds whose failures came at these times."""
-    refuse_zero(wall_s=wall_s)
+    refuse_zero(wall_s=wall_s, interval_s=interval_s)
+    refuse_negative(wall_s=wall_s, **{f"failure_{number}": time for number, time in enumerate(failures_s)})
     costs = SimulatedCluster(1, math.inf, recovery_s=recovery_s, stall_s=stall_s, write_s=write_s)
     return _run(Trace(failures_s), costs, interval_s, wall_s, 1)
 

@@ -21,7 +21,8 @@
 # - **B** · While a job waits for each snapshot: at the best interval about as much time goes into saving as into doing
 #   work again.
 # - **C** · When a recovery takes longer, one should save more often.
-# - **D** · An interval that is three times too long costs about as much as one that is three times too short.
+# - **D** · Where failures are rare, an interval that is three times too long costs about as much as one that is three
+#   times too short.
 # - **E** · 16,384 GPUs that fail every three hours, with half a day for a repair and no spare node: they still train
 #   for a third of the time.
 
@@ -43,9 +44,9 @@ bets = {"A": False, "B": True, "C": False, "D": True, "E": False}
 # 0.03 s longer for each step, so that there is a job to be killed in. `strike` also writes down *when* it struck, since
 # a dead process can't.
 #
-# (At the same time the same job runs on one rank and nobody disturbs it: with `--virtual-shards`, as in notebook 06, it
-# ends with the same bits. We need it later. Each cell that starts a job begins it afresh, so you can change a number
-# and run the cell again.)
+# (At the same time part 5's job, of five epochs, runs on one rank and nobody disturbs it: with `--virtual-shards`, as
+# in notebook 06, it ends with the bits of two ranks. Each cell that starts a job begins it afresh, so you can change a
+# number and run the cell again.)
 #
 # **Predict:** from the death to the first new step, what takes longest? To notice it, to meet again, to start Python
 # and import, to load the snapshot, or the step?
@@ -261,7 +262,7 @@ import random
 import time
 
 every = 16  # steps between two snapshots
-storm, draw = fresh("08-storm"), random.Random(892)
+storm, draw = fresh("08-storm"), random.Random(892)  # with some seeds the job is done before it is struck three times
 command = f"{launcher} {train} --epochs 5 --snapshot-every {every} {slow} --run-dir {storm}"
 with start(command) as job:
     for count in range(3):
@@ -274,12 +275,12 @@ with start(command) as job:
 fig08.parts(storm, found, every)
 
 # %% [markdown]
-# The lower bar knows nothing of this run but *when* it was struck. All else are the four constants, from the run
-# before. One job is little to measure by. On a busy machine the constants change from minute to minute, and the
-# prediction with them. The recovery that you measured was the first of its job, in which torch's agent waits for a
-# random time of up to 0.3 s; later ones don't. And a kill that comes just as a snapshot is due finds it in one bar and
-# not in the other, which is 16 steps. (To measure it properly, `scripts/bench/goodput.py` does this for minutes and
-# many kills, and fails above five points.)
+# The lower bar knows nothing of this run but *when* it was struck. All else was measured in the run before. One job is
+# little to measure by. On a busy machine the constants change from minute to minute, and the prediction with them. The
+# recovery that you measured was the first of its job, in which torch's agent waits for a random time of up to 0.3 s;
+# later ones don't. And a kill that comes just as a snapshot is due finds it in one bar and not in the other, which is
+# 16 steps. (To measure it properly, `scripts/bench/goodput.py` does this for minutes and many kills, and fails above
+# five points.)
 #
 # And the weights? Three kills, and a job that nobody disturbed:
 
@@ -404,7 +405,7 @@ display(fig08_scale.where(found_at, 16_384), fig08_scale.where(found_at, 131_072
 # - On **16,384** without spares there is nearly always a node in repair: the job waits for 96 % of its life. It isn't a
 #   slow job, it is none. Sixteen spare nodes, less than one in a hundred, bring it to 85 %. Then snapshots are worth
 #   seven points, a warm restart of processes less than one, since only 13 failures of 100 are of processes alone; and
-#   warm spares, which shorten all the others, nearly four.
+#   warm spares, which shorten all the others, three and a half.
 # - On **131,072** there is a failure every 23 minutes, and a recovery of eleven minutes eats more than a third of all.
 #   No interval helps against that. What helps is a shorter recovery, and in the end a job that doesn't need *all* of
 #   its nodes.
@@ -479,16 +480,17 @@ check.bets(bets)
 #    the environment in a function, or launch with <code>--cold</code>.</details>
 # 5. In part 5 the kills come four times as often: `range(12)`, `expovariate(4 / 2)`, and as many restarts in
 #    `launcher`. Which parts of the bar grow, and by how much?
-#    <details><summary>answer</summary>Recovering and done again: to the first order by four times in relation to the
-#    steps that count, and here by more, since steps that are done again can be lost again. The stall per step stays
-#    what it is.</details>
+#    <details><summary>answer</summary>Recovering grows fourfold: twelve recoveries for the same 120 steps. Done again
+#    grows too, on average a little less than fourfold, as a kill often comes before half an interval is done; in one
+#    job it is luck. The stall per step stays what it is.</details>
 # 6. In part 5 you say `every = 1`. What happens to the steps that are done again, and what do you pay?
 #    <details><summary>answer</summary>A few remain: the snapshot that is being written can't be loaded yet, and one
 #    that comes due meanwhile is left out. You pay a stall for each one that is taken.</details>
 # 7. Part 6: by a better network a recovery takes 60 s instead of 660 s. Which interval is the best now?
 #    <details><summary>answer</summary>The same. The whole curve goes up, at its top by about five points, and the top
 #    stays where it is.</details>
-# 8. In part 7, `simulate(cluster, …)` with `spares=0` and `repair_s=0`. Does the formula hold?
+# 8. In part 7, `from dataclasses import replace` and `cluster = replace(cluster, spares=0, repair_s=0)`. Does the
+#    formula hold?
 #    <details><summary>answer</summary>Yes: a repair that takes no time is a spare that is always at hand.</details>
 # 9. The plan with 8 spares and a repair of *four* days. Is there an interval for 95 %?
 #    <details><summary>answer</summary>No: more than seven nodes are in repair on average, so eight spares are often too

@@ -45,7 +45,7 @@ def _rounded(seconds: Seconds) -> float:
 
 
 goodput = write(
-    case({"productive": 90.0, "starting": 10.0}),
+    case(dict.fromkeys(_ALL, 0.0) | {"productive": 90.0, "starting": 10.0}, hint="give a share, from 0 to 1"),
     case(_DAY, hint="what was done again does not count twice, and idle machines are paid for, too"),
     case({"productive": 0.0, "recovering": 30.0}, hint="a job that only recovers has a goodput of 0"),
     case({"productive": 50.0, "unattributed": 50.0}, hint="what nobody can explain is still time"),
@@ -203,10 +203,10 @@ causes = match(
 
 _BETS = {"A": False, "B": True, "C": False, "D": True, "E": False}
 _PARTS = {
-    "A": "part 7 (from 8 to 131,072)",
+    "A": "part 6 (419 times in 54 days), its exercise",
     "B": "part 4 (how often)",
     "C": "part 4 (how often)",
-    "D": "part 5 (the curve)",
+    "D": "part 4 (how often), its last line on intervals",
     "E": "part 7 (from 8 to 131,072)",
 }
 

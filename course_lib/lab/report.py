@@ -102,7 +102,7 @@ def _refuse_losses(targets: list[Path]) -> None:
 
 def _say(words: str) -> None:
     try:
-        encoding = sys.stdout.encoding or "utf-8"
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a closed one is None
         print(words.encode(encoding, errors="replace").decode(encoding), flush=True)
     except BrokenPipeError:
         pass  # whoever reads has seen enough, as with `| head`

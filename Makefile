@@ -122,7 +122,7 @@ lab: $(READY) ## open the course in JupyterLab
 
 # --- what a contributor runs ------------------------------------------------------------------------------------
 
-test: lint unit built nbval ## lint, types, unit and integration tests, then every notebook (15 min)
+test: lint unit built nbval ## lint, types, unit and integration tests, then every notebook (half an hour on two cores)
 
 test-all: lint unit-all built nbval-all ## the rest: repetitions, long campaigns, solutions
 

@@ -30,7 +30,7 @@ def leave(run_dir: Path, done: list[range], saved: list[list[int]], weights: str
         events += [common | {"event": "step", "step": n, "epoch": n // 2, "loss": 1 / (n + 1)} for n in steps]
         events += [common | {"event": "snapshot_saved", "step": n} for n in snapshots]
         if number < len(done):
-            events += [common | {"event": "fault", "step": steps[-1] + 1}]
+            events += [common | {"event": "fault", "kind": "kill", "at": "forward", "step": steps[-1] + 1}]
     (run_dir / "events").mkdir(parents=True)
     lines = [json.dumps({"t": float(t)} | event) + "\n" for t, event in enumerate(events)]
     (run_dir / "events" / "elsewhere-7.jsonl").write_text("".join(lines))

@@ -30,8 +30,8 @@ class Report:
     @property
     def state(self) -> str:
         """How the run stands."""
-        working = [attempt for attempt in self.history.attempts if attempt.begun is not None]
-        ends = {e["event"] for worker in working[-1].workers for e in worker.events} if working else set()
+        last = self.history.last_working
+        ends = {e["event"] for worker in last.workers for e in worker.events} if last is not None else set()
         if self.history.now is not None:
             return "running"
         if "finish" in ends:

@@ -49,10 +49,9 @@ class SimulatedCluster:
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("gpus_per_node", 1), ("rack_nodes", 1), ("spares", 0)):
             refuse_fraction(least, **{name: getattr(self, name)})
-        refuse_zero(**{name: getattr(self, name) for name in _MTBFS})
+        refuse_zero(**{name: getattr(self, name) for name in ("shape", *_MTBFS)})
         refuse_negative(**{name: getattr(self, name) for name in _TIMES})
         refuse_negative(process_recovery_s=0.0 if self.process_recovery_s is None else self.process_recovery_s)
-        refuse_zero(shape=self.shape)
         if not 0.1 <= self.shape <= 100:  # beyond, a Weibull's numbers leave those of a computer
             raise UsageError(f"shape must be from 0.1 to 100, not {self.shape}")
 

@@ -164,6 +164,11 @@ class History:
     def workers(self) -> list[Worker]:
         return [worker for attempt in self.attempts for worker in attempt.workers]
 
+    @property
+    def last_working(self) -> Attempt | None:
+        """The last attempt that came to a step or an evaluation."""
+        return next((attempt for attempt in reversed(self.attempts) if attempt.begun is not None), None)
+
     def heard_of(self, before: int) -> int | None:
         """When the last of the processes that were launched before then was last heard of; None if there were none."""
         launched, ended = self._lives

@@ -127,8 +127,8 @@ class _Later:
 
 def _given_up(history: History) -> bool:
     """Whether nobody went on after the last death; then all is lost that no snapshot holds."""
-    working = [attempt for attempt in history.attempts if attempt.begun is not None]
-    return history.now is None and bool(working) and working[-1].stopped is None
+    last = history.last_working
+    return history.now is None and last is not None and last.stopped is None
 
 
 def _waiting(outage: Outage) -> list[Piece]:

@@ -29,21 +29,22 @@ def read_history(run_dir: Path | str, look: bool = True) -> History:
     """The history of the run in `run_dir`; UsageError when it holds no events. With `look`, see whether it is alive."""
     folder = Path(run_dir) / "events"
     try:
-        list(folder.iterdir())  # glob takes what it may not read for empty
+        # Not glob, which takes a folder that it may not read for an empty one.
+        logs = [path for path in folder.iterdir() if path.name.endswith(".jsonl")]
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{run_dir} holds no run: there is no folder `events` in it; give the --run-dir of a run"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {error.strerror}") from None
-    for path in folder.glob("*.jsonl"):
+    for path in logs:
         if not os.access(path, os.R_OK) or not path.is_file():
             raise UsageError(
                 f"{path} is no file that you can read, so a part of the run is missing: move it, or chmod it"
             )
     files: dict[str, list[Event]] = {}
     bad = 0
-    for path, line in Follower(lambda: folder.glob("*.jsonl")).new_lines(rest=True):
+    for path, line in Follower(lambda: logs).new_lines(rest=True):
         try:
             if line.strip():
                 event = _sound(checked(json.loads(line)))

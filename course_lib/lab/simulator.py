@@ -70,7 +70,7 @@ def simulate(
 
     The same arguments give the same outcome. The time grows with nodes x runs x failures, the memory with nodes x runs.
     """
-    refuse_zero(days=days, interval_s=interval_s)
+    refuse_zero(days=days)
     refuse_negative(days=days)
     refuse_fraction(1, runs=runs)
     refuse_fraction(0, seed=seed)
@@ -89,7 +89,7 @@ def replay(
     write_s: float = 0.0,
 ) -> Outcome:
     """What the simulator makes of one job of `wall_s` seconds whose failures came at these times."""
-    refuse_zero(wall_s=wall_s, interval_s=interval_s)
+    refuse_zero(wall_s=wall_s)
     refuse_negative(wall_s=wall_s, **{f"failure_{number}": time for number, time in enumerate(failures_s)})
     costs = SimulatedCluster(1, math.inf, recovery_s=recovery_s, stall_s=stall_s, write_s=write_s)
     return _run(Trace(failures_s), costs, interval_s, wall_s, 1)
